@@ -22,25 +22,25 @@ namespace troupe::deploy {
 namespace {
 
 namespace fs = std::filesystem;
+using transport::owned_fd;
 
 constexpr std::string_view folder_prefix = "troupe-demo-";
 constexpr std::string_view kept_prefix = "troupe-demo-failed-";
 constexpr std::size_t folder_letters = 6;
 
-/// -1: no folder, or somebody else's.
-int open_own(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+/// Empty: no folder, or somebody else's.
+owned_fd open_own(const std::string& path) {
+  owned_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
   struct stat about {};
-  if (fd >= 0 && ::fstat(fd, &about) == 0 && about.st_uid == ::geteuid()) return fd;
-  if (fd >= 0) ::close(fd);
-  return -1;
+  if (fd && ::fstat(fd.get(), &about) == 0 && about.st_uid == ::geteuid()) return fd;
+  return {};
 }
 
 /// Whether that is still the folder of this name.
-bool is_there(int fd, const std::string& path) {
+bool is_there(const owned_fd& fd, const std::string& path) {
   struct stat held {};
   struct stat named {};
-  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+  return ::fstat(fd.get(), &held) == 0 && ::lstat(path.c_str(), &named) == 0 &&
          held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
@@ -54,6 +54,14 @@ bool holds_only_ours(const fs::path& folder) {
          });
 }
 
+/// A folder of files.
+void remove_with_files(const fs::path& folder) {
+  const auto entries = transport::read_folder(folder);
+  if (!entries) return;
+  for (const auto& entry : *entries) ::unlink(entry.c_str());
+  ::rmdir(folder.c_str());
+}
+
 bool is_named_like_ours(std::string_view name) {
   return name.size() == folder_prefix.size() + folder_letters && name.starts_with(folder_prefix);
 }
@@ -64,12 +72,10 @@ void remove_abandoned(const std::string& base) {
   if (!entries) return;
   for (const auto& entry : *entries) {
     if (!is_named_like_ours(entry.filename().string())) continue;
-    const int fd = open_own(entry.string());
-    if (fd < 0) continue;
-    std::error_code ignored;
-    if (::flock(fd, LOCK_EX | LOCK_NB) == 0 && holds_only_ours(entry))
-      fs::remove_all(entry, ignored);
-    ::close(fd);
+    const auto fd = open_own(entry.string());
+    if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 && holds_only_ours(entry)) {
+      remove_with_files(entry);
+    }
   }
 }
 
@@ -83,31 +89,23 @@ result<work_folder> work_folder::make(const std::string& base) {
       return fail(errc::internal, "cannot make a folder " + path + " (" + std::strerror(errno) +
                                       "); set TMPDIR to where we can");
     }
-    const int lock = open_own(path);
-    if (lock < 0) {
+    auto lock = open_own(path);
+    if (!lock) {
       return fail(errc::internal, "cannot open " + path + " (" + std::strerror(errno) + ")");
     }
     // Where no folder can be locked, no other run takes ours for an abandoned one either.
-    while (::flock(lock, LOCK_EX) != 0 && errno == EINTR) {
+    while (::flock(lock.get(), LOCK_EX) != 0 && errno == EINTR) {
     }
-    if (is_there(lock, path)) return work_folder{std::move(path), lock};
-    ::close(lock);  // another run took it for abandoned before it was locked
+    // Else another run took it for abandoned before it was locked.
+    if (is_there(lock, path)) return work_folder{std::move(path), std::move(lock)};
   }
 }
 
-work_folder::work_folder(std::string path, int lock) noexcept
-    : path_{std::move(path)}, lock_{lock} {}
-
-work_folder::work_folder(work_folder&& other) noexcept
-    : path_{std::move(other.path_)}, lock_{std::exchange(other.lock_, -1)} {}
-
-work_folder::~work_folder() {
-  if (lock_ >= 0) ::close(lock_);
-}
+work_folder::work_folder(std::string path, owned_fd lock) noexcept
+    : path_{std::move(path)}, lock_{std::move(lock)} {}
 
 void work_folder::remove() const {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
+  remove_with_files(path_);
 }
 
 void work_folder::keep() {

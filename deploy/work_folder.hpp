@@ -3,6 +3,7 @@
 #include <string>
 
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::deploy {
 
@@ -12,11 +13,6 @@ class work_folder {
  public:
   /// Makes one in `base`, after it has removed there what killed runs of this user left behind.
   [[nodiscard]] static result<work_folder> make(const std::string& base);
-  ~work_folder();
-  work_folder(work_folder&& other) noexcept;
-  work_folder& operator=(work_folder&&) = delete;
-  work_folder(const work_folder&) = delete;
-  work_folder& operator=(const work_folder&) = delete;
 
   [[nodiscard]] std::string file(const std::string& name) const { return path_ + "/" + name; }
   void remove() const;
@@ -24,9 +20,9 @@ class work_folder {
   void keep();
 
  private:
-  work_folder(std::string path, int lock) noexcept;
+  work_folder(std::string path, transport::owned_fd lock) noexcept;
   std::string path_;
-  int lock_{-1};
+  transport::owned_fd lock_;
 };
 
 }  // namespace troupe::deploy

@@ -79,20 +79,23 @@ void block_pool::take_run(std::uint32_t start, std::uint32_t length, std::uint32
   }
 }
 
+bool block_pool::is_owned(block_owner owner, block_id id) const noexcept {
+  return id.value < blocks_.size() && blocks_[id.value].state != block_state::free &&
+         blocks_[id.value].owner == owner;
+}
+
 result<void> block_pool::owned(block_owner owner, block_id id, const char* verb) const {
+  if (is_owned(owner, id)) return {};
   if (id.value >= blocks_.size()) {
     return fail(errc::out_of_range, std::string{"pool: cannot "} + verb + " block " +
                                         std::to_string(id.value) + ", the pool has " +
                                         std::to_string(blocks_.size()));
   }
-  const block& b = blocks_[id.value];
-  if (b.state == block_state::free || b.owner != owner) {
-    return fail(errc::not_found,
-                std::string{"pool: cannot "} + verb + " block " + std::to_string(id.value) +
-                    (b.state == block_state::free ? ", it is free" : ", it is another owner's") +
-                    "; it was given back before, or was never this owner's");
-  }
-  return {};
+  const bool is_free = blocks_[id.value].state == block_state::free;
+  return fail(errc::not_found, std::string{"pool: cannot "} + verb + " block " +
+                                   std::to_string(id.value) +
+                                   (is_free ? ", it is free" : ", it is another owner's") +
+                                   "; it was given back before, or was never this owner's");
 }
 
 result<void> block_pool::retain(block_owner owner, std::span<const block_id> ids) {
@@ -111,14 +114,12 @@ result<release_count> block_pool::free(block_owner owner, std::span<const block_
   std::vector<std::uint32_t> back;
   back.reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    auto ok = owned(owner, ids[i], "free");
-    if (ok && blocks_[ids[i].value].references == 0) {
-      ok = fail(errc::not_found, "pool: block " + std::to_string(ids[i].value) +
-                                     " is freed twice; its last reference is gone");
-    }
-    if (!ok) {
+    if (!is_owned(owner, ids[i]) || blocks_[ids[i].value].references == 0) {
+      // Taken back first: the sentence may find no memory.
       for (std::size_t j = 0; j < i; ++j) ++blocks_[ids[j].value].references;
-      return fail(ok.error());
+      if (auto ok = owned(owner, ids[i], "free"); !ok) return fail(std::move(ok).error());
+      return fail(errc::not_found, "pool: block " + std::to_string(ids[i].value) +
+                                       " is freed twice; its last reference is gone");
     }
     --blocks_[ids[i].value].references;
   }
@@ -159,16 +160,13 @@ result<release_count> block_pool::unpin(block_owner owner, std::span<const block
   std::vector<std::uint32_t> back;
   back.reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    auto ok = owned(owner, ids[i], "unpin");
-    if (ok && blocks_[ids[i].value].pins == 0) {
-      ok = fail(errc::not_found, "pool: block " + std::to_string(ids[i].value) +
-                                     " has no pin left; it was unpinned before");
-    }
-    if (!ok) {
+    if (!is_owned(owner, ids[i]) || blocks_[ids[i].value].pins == 0) {
       for (std::size_t j = 0; j < i; ++j) {
         if (blocks_[ids[j].value].pins++ == 0) ++counters_.pinned;
       }
-      return fail(ok.error());
+      if (auto ok = owned(owner, ids[i], "unpin"); !ok) return fail(std::move(ok).error());
+      return fail(errc::not_found, "pool: block " + std::to_string(ids[i].value) +
+                                       " has no pin left; it was unpinned before");
     }
     if (--blocks_[ids[i].value].pins == 0) --counters_.pinned;
   }

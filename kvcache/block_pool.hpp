@@ -131,6 +131,7 @@ class block_pool {
     time_point deadline;
   };
 
+  [[nodiscard]] bool is_owned(block_owner owner, block_id id) const noexcept;
   [[nodiscard]] result<void> owned(block_owner owner, block_id id, const char* verb) const;
   [[nodiscard]] allocation take(std::uint32_t count);
   void take_run(std::uint32_t start, std::uint32_t length, std::uint32_t count, allocation& into);

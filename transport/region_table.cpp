@@ -3,18 +3,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <mutex>
+#include <new>
+#include <utility>
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include "troupe/kvcache/or_undo.hpp"
 #include "troupe/transport/os_error.hpp"
 
 namespace troupe::transport {
-
-region::~region() {
-  if (what_.dmabuf >= 0) ::close(what_.dmabuf);
-}
 
 result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
   if (size == 0) {
@@ -134,8 +131,8 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
                  " in the dma-buf and the address of its bytes differ in their place in a page");
   }
   // One of our own: the caller may close his, and a number that is used again is other memory.
-  const int own = ::fcntl(as.dmabuf, F_DUPFD_CLOEXEC, 0);
-  if (own < 0) {
+  owned_fd own{::fcntl(as.dmabuf, F_DUPFD_CLOEXEC, 0)};
+  if (!own) {
     return wrong("descriptor " + std::to_string(as.dmabuf) +
                  " of its dma-buf cannot be used: " + what_errno(errno));
   }
@@ -143,9 +140,9 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
                  .bytes = bytes,
                  .kind = as.kind,
                  .name = std::move(name),
-                 .dmabuf = own,
-                 .dmabuf_offset = as.offset,
                  .owner = std::move(owner),
+                 .dmabuf = std::move(own),
+                 .dmabuf_offset = as.offset,
                  .gpu = as.kind == memory_kind::device ? gpu : std::nullopt});
 }
 
@@ -207,7 +204,13 @@ result<void> region_table::remove(region_id id) {
   regions_.erase(at);
   by_address_.erase(reinterpret_cast<std::uintptr_t>(removed->data()));
   lock.unlock();
-  for (const auto& [number, listener] : listeners_) listener(id);
+  for (const auto& [number, listener] : listeners_) {
+    try {
+      listener(id);
+    } catch (const std::bad_alloc&) {
+      // The region is gone, and the others must hear of it.
+    }
+  }
   return {};
 }
 

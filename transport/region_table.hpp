@@ -19,6 +19,7 @@
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/host_memory.hpp"
 #include "troupe/transport/memory_file.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/types.hpp"
 
 namespace troupe::transport {
@@ -33,12 +34,11 @@ class region {
     std::span<std::byte> bytes;
     memory_kind kind{memory_kind::host};
     std::string name;
-    std::shared_ptr<const memory_file> file{};  ///< behind the bytes; null for memory of the engine
-    /// The dma-buf behind the bytes; -1: none that we know of. The region's own, closed with it.
-    int dmabuf{-1};
-    std::uint64_t dmabuf_offset{0};  ///< bytes, of the first byte in the dma-buf
-    /// Keeps memory that was allocated for the region; empty for memory of the engine.
+    /// Keeps memory that was allocated for the region; empty for memory of the engine. Ends last.
     std::shared_ptr<void> owner{};
+    std::shared_ptr<const memory_file> file{};  ///< behind the bytes; null for memory of the engine
+    owned_fd dmabuf{};                          ///< behind the bytes; empty: none that we know of
+    std::uint64_t dmabuf_offset{0};             ///< bytes, of the first byte in the dma-buf
     /// The GPU whose copies reach memory of a device; empty: none of this process, or memory of the host.
     std::optional<std::uint32_t> gpu{};
   };
@@ -46,8 +46,6 @@ class region {
   explicit region(description what) : what_{std::move(what)} {}
   region(const region&) = delete;
   region& operator=(const region&) = delete;
-  /// Gives back what the endpoint allocated.
-  ~region();
 
   [[nodiscard]] region_id id() const noexcept { return what_.id; }
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return what_.bytes; }
@@ -65,7 +63,7 @@ class region {
     return what_.file ? what_.file->mapped_size() : size();
   }
   /// -1 for memory that was not exported as a dma-buf.
-  [[nodiscard]] int dmabuf() const noexcept { return what_.dmabuf; }
+  [[nodiscard]] int dmabuf() const noexcept { return what_.dmabuf.get(); }
   /// For who lends the memory to others longer than the region lasts. Empty for memory of the engine.
   [[nodiscard]] const std::shared_ptr<void>& owner() const noexcept { return what_.owner; }
   /// Of the first byte in the dma-buf.

@@ -22,7 +22,7 @@
 #include "troupe/config/resolve.hpp"
 #include "troupe/kvcache/or_error.hpp"
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 
@@ -95,7 +95,7 @@ result<std::string> write_deployment(const std::string& folder, const config::de
                                           " cannot be written: " + transport::what_errno(number));
   };
   ::unlink(draft.c_str());
-  const transport::tcp::unique_fd fd{
+  const transport::owned_fd fd{
       ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
   if (!fd) return refused(errno);
   if (const int why = write_private(fd.get(), config::print(of)); why != 0) return refused(why);

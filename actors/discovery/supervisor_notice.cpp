@@ -23,8 +23,8 @@ namespace troupe::actors {
 
 namespace {
 
+using transport::owned_fd;
 using transport::what_errno;
-using transport::tcp::unique_fd;
 
 /// Much more than a host of 253 characters needs.
 constexpr std::size_t max_notice_bytes = 2048;
@@ -61,9 +61,9 @@ unexpected elsewhere_error(const std::string& path) {
 }
 
 /// One of this user's, and plain. `not_found`: it is not there.
-result<unique_fd> open_notice(const std::string& path, int flags) {
+result<owned_fd> open_notice(const std::string& path, int flags) {
   // Non-blocking, so that a pipe that somebody put there does not hold us up.
-  unique_fd fd{::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600)};
+  owned_fd fd{::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600)};
   if (!fd && errno == ENOENT) return fail(errc::not_found, path + " is not there");
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0) return notice_error(path, errno);

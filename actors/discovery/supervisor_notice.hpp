@@ -22,7 +22,7 @@
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/config/deployment.hpp"
 #include "troupe/kvcache/result.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 
@@ -32,7 +32,7 @@ class file_lock {
  public:
   file_lock() = default;
   /// `held` is locked.
-  explicit file_lock(transport::tcp::unique_fd held) noexcept : held_{std::move(held)} {}
+  explicit file_lock(transport::owned_fd held) noexcept : held_{std::move(held)} {}
   ~file_lock() { give_up(); }
   file_lock(file_lock&&) noexcept = default;
   file_lock& operator=(file_lock&& other) noexcept;
@@ -42,7 +42,7 @@ class file_lock {
   void give_up() noexcept;
 
  private:
-  transport::tcp::unique_fd held_;
+  transport::owned_fd held_;
 };
 
 /// The lock of whoever begins one. None: another has it, ask again in a moment. `invalid_config`,

@@ -21,7 +21,7 @@
 
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 
@@ -134,9 +134,9 @@ unexpected bad_log(const std::string& path, errc code, const std::string& why) {
 
 /// Opened here and not in the child, so that what is wrong with it can be said. Non-blocking: what stands
 /// there may be a pipe.
-result<transport::tcp::unique_fd> open_first_log(const std::string& path) {
+result<transport::owned_fd> open_first_log(const std::string& path) {
   constexpr const char* no_plain_file = "it is no plain file; move it away";
-  transport::tcp::unique_fd fd{
+  transport::owned_fd fd{
       ::open(path.c_str(),
              O_WRONLY | O_CREAT | O_APPEND | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600)};
   struct stat about {};
@@ -277,7 +277,7 @@ std::uint64_t length_of_log(const std::string& path) {
 }
 
 std::string end_of_log(const std::string& path, std::uint64_t from) {
-  const transport::tcp::unique_fd fd{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
+  const transport::owned_fd fd{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0 || !S_ISREG(about.st_mode)) return {};
   const auto length = static_cast<std::uint64_t>(about.st_size);

@@ -14,14 +14,14 @@
 #include "troupe/actors/door/certificates.hpp"
 #include "troupe/actors/secrets/door_files.hpp"
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 
 namespace {
 
+using transport::owned_fd;
 using transport::what_errno;
-using transport::tcp::unique_fd;
 
 constexpr unsigned max_days = 3650;
 /// Clocks of hosts differ.
@@ -33,7 +33,7 @@ unexpected not_written(const std::string& path, int number) {
 
 /// A file that only its owner can read: all of it, or none.
 result<void> write_new(const std::string& path, std::string_view text) {
-  const unique_fd fd{
+  const owned_fd fd{
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
   if (!fd) return not_written(path, errno);
   const int why = write_private(fd.get(), text);

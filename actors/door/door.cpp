@@ -106,7 +106,7 @@ class door_here final : public door {
                               ? loopback_notice(host, address_of_socket(fd->get()))
                               : std::string{};
     // A call that waits in a queue has to be copyable.
-    auto shared = std::make_shared<unique_fd>(std::move(*fd));
+    auto shared = std::make_shared<owned_fd>(std::move(*fd));
     // The caller waits for its outcome: an exception is one, too.
     const auto open = [this, shared, bound, loopback, admitted = std::move(admitted)] {
       if (!loopback.empty() && told_loopback_.insert(loopback).second)
@@ -203,15 +203,16 @@ class door_here final : public door {
                   "no sockets for the plain side: " + transport::what_errno(errno) +
                       "; allow the process more descriptors (ulimit -n)");
     }
+    owned_fd ours{ends[0]}, pumped{ends[1]};
     auto pump = std::make_shared<door_pump>(*loop_, std::move(who.fd), std::move(who.tls),
-                                            unique_fd{ends[1]});
+                                            std::move(pumped));
     pumps_.insert(pump);
     ++pumped_;
     pump->begin([this, which = std::weak_ptr{pump}] {
       pumps_.erase(which.lock());
       --pumped_;
     });
-    return ends[0];
+    return ours.release();
   }
 
   /// On the loop's thread, after its last turn.

@@ -49,7 +49,7 @@ class door_dial : public std::enable_shared_from_this<door_dial> {
   std::vector<socket_address> addresses_;
   std::size_t next_{0};
   troupe::error last_;
-  unique_fd fd_;
+  owned_fd fd_;
   door_loop::id watch_{0};
   door_loop::id timer_{0};
   std::shared_ptr<door_greeting> greeting_;

@@ -32,7 +32,7 @@ bool not_now(int number) {
 
 }  // namespace
 
-door_greeting::door_greeting(door_loop& loop, unique_fd fd, door_handshake::role who,
+door_greeting::door_greeting(door_loop& loop, owned_fd fd, door_handshake::role who,
                              std::uint16_t port,
                              std::shared_ptr<const door_credentials> credentials)
     : loop_{loop},

@@ -15,7 +15,7 @@ namespace troupe::actors {
 
 /// What a greeting that went well leaves.
 struct door_guest {
-  unique_fd fd;
+  owned_fd fd;
   std::unique_ptr<door_tls_session> tls;  ///< over `fd`, in mode tls
 };
 
@@ -27,7 +27,7 @@ class door_greeting : public std::enable_shared_from_this<door_greeting> {
   using outcome = std::function<void(result<door_guest>)>;
 
   /// `port`: that of the end that was dialled.
-  door_greeting(door_loop& loop, unique_fd fd, door_handshake::role who, std::uint16_t port,
+  door_greeting(door_loop& loop, owned_fd fd, door_handshake::role who, std::uint16_t port,
                 std::shared_ptr<const door_credentials> credentials);
   door_greeting(const door_greeting&) = delete;
   door_greeting& operator=(const door_greeting&) = delete;
@@ -65,7 +65,7 @@ class door_greeting : public std::enable_shared_from_this<door_greeting> {
   void finish_hung_up(int number);
 
   door_loop& loop_;
-  unique_fd fd_;
+  owned_fd fd_;
   door_handshake::role role_;
   std::shared_ptr<const door_credentials> credentials_;
   door_handshake handshake_;

@@ -28,8 +28,8 @@ bool is_fault_of_peer(errc code) {
          code == errc::link_broken;
 }
 
-unique_fd spare_descriptor() {
-  return unique_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+owned_fd spare_descriptor() {
+  return owned_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ unique_fd spare_descriptor() {
 door_guests::door_guests(door_loop& loop, rules limits, reports tell)
     : loop_{loop}, limits_{limits}, tell_{std::move(tell)}, spare_{spare_descriptor()} {}
 
-result<void> door_guests::open(unique_fd fd, std::uint16_t port, admit_call admitted) {
+result<void> door_guests::open(owned_fd fd, std::uint16_t port, admit_call admitted) {
   if (listeners_.contains(port)) {
     return fail(errc::already_exists, "this process listens at port " + std::to_string(port) +
                                           " of another address already; choose another port");
@@ -79,7 +79,7 @@ void door_guests::accept_some(std::uint16_t port) {
   for (int i = 0; i < accepts_per_turn; ++i) {
     const auto at = listeners_.find(port);  // what was admitted may have closed it
     if (at == listeners_.end()) return;
-    unique_fd fd{::accept4(at->second.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
+    owned_fd fd{::accept4(at->second.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
     if (fd) {
       let_in(port, std::move(fd));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
@@ -102,7 +102,7 @@ void door_guests::out_of_descriptors(std::uint16_t port) {
   if (found == listeners_.end()) return;
   auto& at = found->second;
   spare_.reset();
-  unique_fd{::accept4(at.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)}.reset();
+  owned_fd{::accept4(at.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)}.reset();
   spare_ = spare_descriptor();
   loop_.change(at.watch, 0);
   if (at.pause != 0) return;
@@ -114,7 +114,7 @@ void door_guests::out_of_descriptors(std::uint16_t port) {
   });
 }
 
-void door_guests::let_in(std::uint16_t port, unique_fd fd) {
+void door_guests::let_in(std::uint16_t port, owned_fd fd) {
   for (const bool have_key : {false, true}) {
     if (how_many(have_key) >= limits_.max_strangers)
       drop_one(have_key, "too many others came after it");

@@ -33,7 +33,7 @@ class door_guests {
   ~door_guests() = default;
 
   /// `fd` listens, at `port`. `already_exists`: so does another one of ours. `overloaded`.
-  [[nodiscard]] result<void> open(unique_fd fd, std::uint16_t port, admit_call admitted);
+  [[nodiscard]] result<void> open(owned_fd fd, std::uint16_t port, admit_call admitted);
   /// The listener at a port and its strangers.
   void close(std::uint16_t port);
   /// All of them.
@@ -47,7 +47,7 @@ class door_guests {
   };
   using strangers = std::list<stranger>;  ///< the oldest first
   struct listener {
-    unique_fd fd;
+    owned_fd fd;
     std::shared_ptr<const admit_call> admitted;
     door_loop::id watch{0};
     door_loop::id pause{0};
@@ -55,7 +55,7 @@ class door_guests {
 
   void accept_some(std::uint16_t port);
   void out_of_descriptors(std::uint16_t port);
-  void let_in(std::uint16_t port, unique_fd fd);
+  void let_in(std::uint16_t port, owned_fd fd);
   void on_end(strangers::iterator who, const admit_call& admitted, result<door_guest> how);
   [[nodiscard]] std::uint32_t how_many(bool have_key) const;
   /// One of those that have the key, or of those that have not (`choose_who_goes`); none whose answer
@@ -67,7 +67,7 @@ class door_guests {
   door_loop& loop_;
   const rules limits_;
   const reports tell_;
-  unique_fd spare_;  ///< given up to take and drop a connection when descriptors run out
+  owned_fd spare_;  ///< given up to take and drop a connection when descriptors run out
   std::unordered_map<std::uint16_t, listener> listeners_;
   strangers strangers_;
   door_offenders offenders_;

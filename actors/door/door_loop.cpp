@@ -14,8 +14,8 @@
 namespace troupe::actors {
 
 result<std::unique_ptr<door_loop>> door_loop::create() {
-  unique_fd epoll{::epoll_create1(EPOLL_CLOEXEC)};
-  unique_fd wake{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+  owned_fd epoll{::epoll_create1(EPOLL_CLOEXEC)};
+  owned_fd wake{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = 0;
@@ -27,7 +27,7 @@ result<std::unique_ptr<door_loop>> door_loop::create() {
   return std::unique_ptr<door_loop>{new door_loop{std::move(epoll), std::move(wake)}};
 }
 
-door_loop::door_loop(unique_fd epoll, unique_fd wake)
+door_loop::door_loop(owned_fd epoll, owned_fd wake)
     : epoll_{std::move(epoll)}, wake_{std::move(wake)} {}
 
 template <class Call>

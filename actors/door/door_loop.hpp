@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "troupe/kvcache/result.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 
-using transport::tcp::unique_fd;
+using transport::owned_fd;
 
 /// The one thread of a door: descriptors, times, and calls from elsewhere. Everything that is not
 /// said to be thread-safe is for its own thread. What it calls must not block.
@@ -63,7 +63,7 @@ class door_loop {
     events_call what;
   };
 
-  door_loop(unique_fd epoll, unique_fd wake);
+  door_loop(owned_fd epoll, owned_fd wake);
   void wake() const noexcept;
   [[nodiscard]] int wait_ms() const;
   void run_due();
@@ -71,7 +71,7 @@ class door_loop {
   void guarded(const Call& what) const noexcept;
 
   std::function<void(const std::string&)> tell_;
-  unique_fd epoll_, wake_;
+  owned_fd epoll_, wake_;
   id last_id_{0};
   std::unordered_map<id, std::shared_ptr<watched>> watched_;
   std::map<std::pair<clock::time_point, id>, call> timers_;

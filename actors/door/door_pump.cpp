@@ -39,8 +39,8 @@ void door_pump::stretch::take(std::size_t bytes) noexcept {
   if (from_ == to_) clear();
 }
 
-door_pump::door_pump(door_loop& loop, unique_fd net, std::unique_ptr<door_tls_session> tls,
-                     unique_fd plain)
+door_pump::door_pump(door_loop& loop, owned_fd net, std::unique_ptr<door_tls_session> tls,
+                     owned_fd plain)
     : loop_{loop}, net_{std::move(net)}, plain_{std::move(plain)}, tls_{std::move(tls)} {}
 
 void door_pump::begin(std::function<void()> ended) {

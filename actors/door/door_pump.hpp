@@ -24,7 +24,7 @@ namespace troupe::actors {
 /// comes is dropped until the peer has heard all and hung up, for five seconds at most.
 class door_pump : public std::enable_shared_from_this<door_pump> {
  public:
-  door_pump(door_loop& loop, unique_fd net, std::unique_ptr<door_tls_session> tls, unique_fd plain);
+  door_pump(door_loop& loop, owned_fd net, std::unique_ptr<door_tls_session> tls, owned_fd plain);
   door_pump(const door_pump&) = delete;
   door_pump& operator=(const door_pump&) = delete;
   ~door_pump() = default;
@@ -65,7 +65,7 @@ class door_pump : public std::enable_shared_from_this<door_pump> {
   void finish();
 
   door_loop& loop_;
-  unique_fd net_, plain_;
+  owned_fd net_, plain_;
   std::unique_ptr<door_tls_session> tls_;
   std::function<void()> ended_;
   door_loop::id net_watch_{0}, plain_watch_{0}, linger_{0};

@@ -22,13 +22,13 @@ const sockaddr* generic(const socket_address& address) {
   return reinterpret_cast<const sockaddr*>(&address.storage);
 }
 
-unique_fd stream_socket(const socket_address& address) {
-  return unique_fd{
+owned_fd stream_socket(const socket_address& address) {
+  return owned_fd{
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
 }
 
 /// 0, or the errno of what failed.
-int listen_on(const unique_fd& fd, const socket_address& address) {
+int listen_on(const owned_fd& fd, const socket_address& address) {
   if (!fd) return errno;
   const int on = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -48,7 +48,7 @@ socket_address told_by(Ask ask, int fd) noexcept {
 
 }  // namespace
 
-result<unique_fd> listen_at(const std::string& host, std::uint16_t port) {
+result<owned_fd> listen_at(const std::string& host, std::uint16_t port) {
   const auto where = "cannot listen at " + socket_text(host, port) + ": ";
   const auto all = addresses_of(host, port);
   if (!all) return fail(errc::invalid_config, where + all.error().message);
@@ -69,7 +69,7 @@ result<unique_fd> listen_at(const std::string& host, std::uint16_t port) {
   return fail(errc::invalid_config, where + transport::what_errno(why) + advice);
 }
 
-result<unique_fd> begin_connect(const socket_address& to) {
+result<owned_fd> begin_connect(const socket_address& to) {
   auto fd = stream_socket(to);
   if (!fd) {
     return fail(errc::overloaded, "no socket: " + transport::what_errno(errno) +

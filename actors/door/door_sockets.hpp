@@ -8,16 +8,16 @@
 
 namespace troupe::actors {
 
+using transport::owned_fd;
 using transport::tcp::socket_address;
-using transport::tcp::unique_fd;
 
 /// All sockets here are non-blocking and close-on-exec.
 
 /// Bound and listening; an empty host: on all interfaces. Waits for the resolver where `host` is a
 /// name. `already_exists` where the port is taken, else `invalid_config`.
-[[nodiscard]] result<unique_fd> listen_at(const std::string& host, std::uint16_t port);
+[[nodiscard]] result<owned_fd> listen_at(const std::string& host, std::uint16_t port);
 /// Begins to connect. `peer_unreachable`, `overloaded` (no descriptors).
-[[nodiscard]] result<unique_fd> begin_connect(const socket_address& to);
+[[nodiscard]] result<owned_fd> begin_connect(const socket_address& to);
 /// How a connect ended that was begun; 0 or an errno. A socket that the kernel connected with itself
 /// (it may, where nothing listens at a port of its own choice) counts as refused.
 [[nodiscard]] int connect_outcome(int fd) noexcept;

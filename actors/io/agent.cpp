@@ -104,7 +104,7 @@ agent_core::agent_core(agent_options options) : options_{std::move(options)}, li
 }
 
 result<void> agent_core::begin() {
-  events_fd_ = actors::unique_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  events_fd_ = actors::owned_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!events_fd_) {
     return fail(errc::overloaded, "no descriptor for events: " + transport::what_errno(errno) +
                                       "; allow the process more of them (ulimit -n)");
@@ -120,7 +120,8 @@ result<void> agent_core::begin() {
   if (!door) return fail(std::move(door).error());
   door_ = std::move(*door);
   auto port = door_->listen(options_.host, options_.port, [this](actors::door_socket fd) {
-    auto owned = std::make_shared<actors::unique_fd>(fd);
+    actors::owned_fd own{fd};
+    auto owned = std::make_shared<actors::owned_fd>(std::move(own));
     loop_->post([this, owned] { let_in(std::move(*owned)); });
   });
   if (!port) return fail(std::move(port).error());

@@ -74,12 +74,13 @@ void agent_core::dial(const peer_ptr& who) {
                      return;
                    }
                    // Owned, for a loop that ends calls nothing of what was posted to it.
-                   auto fd = std::make_shared<actors::unique_fd>(*how);
+                   actors::owned_fd own{*how};
+                   auto fd = std::make_shared<actors::owned_fd>(std::move(own));
                    loop_->post([this, who, fd] { on_dialled(who, std::move(*fd)); });
                  });
 }
 
-void agent_core::on_dialled(const peer_ptr& who, actors::unique_fd fd) {
+void agent_core::on_dialled(const peer_ptr& who, actors::owned_fd fd) {
   auto channel = std::make_shared<control_channel>(*loop_, std::move(fd), options_.peer_silence);
   {
     const lock_type lock{mutex_};

@@ -19,7 +19,7 @@ constexpr std::size_t max_newcomers = 256;
 
 }  // namespace
 
-void agent_core::let_in(actors::unique_fd fd) {
+void agent_core::let_in(actors::owned_fd fd) {
   const auto strangers =
       std::ranges::count_if(newcomers_, [](const auto& one) { return !one->who; });
   if (static_cast<std::size_t>(strangers) >= max_newcomers) return;  // its dialler tries again

@@ -27,7 +27,7 @@ bool says_closed(int error) noexcept {
 
 }  // namespace
 
-control_channel::control_channel(actors::door_loop& loop, actors::unique_fd fd,
+control_channel::control_channel(actors::door_loop& loop, actors::owned_fd fd,
                                  std::chrono::milliseconds silence)
     : loop_{loop}, fd_{std::move(fd)}, silence_{silence}, heard_{clock::now()} {}
 

@@ -22,7 +22,7 @@ class control_channel : public std::enable_shared_from_this<control_channel> {
     std::function<void(troupe::error why)> on_end;
   };
 
-  control_channel(actors::door_loop& loop, actors::unique_fd fd, std::chrono::milliseconds silence);
+  control_channel(actors::door_loop& loop, actors::owned_fd fd, std::chrono::milliseconds silence);
   control_channel(const control_channel&) = delete;
   control_channel& operator=(const control_channel&) = delete;
   ~control_channel() = default;
@@ -49,7 +49,7 @@ class control_channel : public std::enable_shared_from_this<control_channel> {
   static constexpr std::size_t max_waiting = std::size_t{1} << 20;
 
   actors::door_loop& loop_;
-  actors::unique_fd fd_;
+  actors::owned_fd fd_;
   const std::chrono::milliseconds silence_;
   listener tell_;
   actors::door_loop::id watch_{0};

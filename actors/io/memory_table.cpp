@@ -75,7 +75,7 @@ result<memory_id> memory_table::add(std::span<std::byte> bytes, std::string name
                                       "; register whole allocations before parts of them");
   }
   const auto number = made.what.number;
-  const auto [at_number, fresh] = memories_.emplace(number, std::move(made));
+  const auto at_number = memories_.emplace(number, std::move(made)).first;
   const auto& what = at_number->second.what;
   or_undo([&] { by_address_.add(what.address(), what.length(), number); },
           [&] { memories_.erase(at_number); });

@@ -26,14 +26,14 @@ namespace troupe::actors {
 
 namespace {
 
+using transport::owned_fd;
 using transport::what_errno;
-using transport::tcp::unique_fd;
 
 constexpr auto retry_interval = std::chrono::seconds{1};
 constexpr std::size_t read_at_once = std::size_t{1} << 16;
 
-unique_fd open_file(const std::string& path, int flags) {
-  return unique_fd{::open(path.c_str(), flags | O_CLOEXEC, 0600)};
+owned_fd open_file(const std::string& path, int flags) {
+  return owned_fd{::open(path.c_str(), flags | O_CLOEXEC, 0600)};
 }
 
 unexpected cannot_write(const std::string& path, const std::string& what) {
@@ -85,7 +85,7 @@ std::string holder_of(int lock_fd) {
 
 /// Opened without changing it, and only if it is a file: what is beside the state may be somebody
 /// else's.
-result<unique_fd> open_beside(const std::string& path, int flags) {
+result<owned_fd> open_beside(const std::string& path, int flags) {
   auto fd = open_file(path, flags | O_CREAT | O_NONBLOCK | O_NOFOLLOW);
   if (!fd) return fail(errc::invalid_config, path + ": " + what_errno(errno));
   struct stat about {};
@@ -95,7 +95,7 @@ result<unique_fd> open_beside(const std::string& path, int flags) {
 }
 
 /// Held until the descriptor is closed, by the kernel if this process is killed.
-result<unique_fd> lock_beside(const std::string& path) {
+result<owned_fd> lock_beside(const std::string& path) {
   const auto lock = path + ".lock";
   auto held = open_beside(lock, O_RDWR);
   if (!held) return cannot_write(path, held.error().message);
@@ -136,7 +136,7 @@ std::string folder_of(const std::string& path) {
 
 // -- opening
 
-membership_store::membership_store(std::string path, transport::tcp::unique_fd lock)
+membership_store::membership_store(std::string path, transport::owned_fd lock)
     : path_{std::move(path)}, lock_{std::move(lock)} {}
 
 result<std::unique_ptr<membership_store>> membership_store::open(std::string path,

@@ -19,7 +19,7 @@
 #include "troupe/actors/membership/membership_record.hpp"
 #include "troupe/config/deployment.hpp"
 #include "troupe/kvcache/result.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 
@@ -46,7 +46,7 @@ class membership_store {
   void close();
 
  private:
-  membership_store(std::string path, transport::tcp::unique_fd lock);
+  membership_store(std::string path, transport::owned_fd lock);
   [[nodiscard]] result<std::optional<membership_record>> read(const std::string& cluster) const;
   [[nodiscard]] result<std::string> read_text() const;
   [[nodiscard]] result<void> set_aside(const std::string& why) const;
@@ -55,7 +55,7 @@ class membership_store {
   void write_pending(std::unique_lock<std::mutex>& lock);
 
   std::string path_;
-  transport::tcp::unique_fd lock_;
+  transport::owned_fd lock_;
   std::optional<membership_record> found_;
   log_limiter failures_;
   bool failing_{false};  // of the writing thread

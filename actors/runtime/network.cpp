@@ -15,7 +15,6 @@
 #include <caf/io/basp_broker.hpp>
 #include <caf/io/middleman.hpp>
 #include <caf/send.hpp>
-#include <unistd.h>
 
 #include "troupe/actors/runtime/network_dialler.hpp"
 #include "troupe/actors/runtime/network_stream.hpp"
@@ -26,6 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using transport::owned_fd;
 
 /// The door pumps what CAF said last; nobody at the end of the process waits longer than this for it.
 constexpr milliseconds last_words{200};
@@ -43,13 +43,6 @@ void tell_to_end(const network_actor& actor) noexcept {
       std::this_thread::sleep_for(milliseconds{10});
     }
   }
-}
-
-std::shared_ptr<const door_socket> owned(door_socket socket) {
-  return {new door_socket{socket}, [](const door_socket* held) {
-            ::close(*held);
-            delete held;
-          }};
 }
 
 }  // namespace
@@ -92,8 +85,10 @@ class network::gate : public std::enable_shared_from_this<gate> {
     auto listens = door_->listen(
         host, port,
         [self = weak_from_this(), whom = whom->address(), messages, bound](door_socket s) {
-          const auto held = self.lock();
-          if (!held || !held->admit(s, whom, messages, *bound)) ::close(s);
+          owned_fd socket{s};
+          if (const auto held = self.lock()) {
+            held->admit(std::move(socket), whom, messages, *bound);
+          }
         });
     if (listens) *bound = *listens;
     return listens;
@@ -146,7 +141,8 @@ class network::gate : public std::enable_shared_from_this<gate> {
                  [weak = weak_from_this(), attempt](result<door_socket> outcome) {
                    dialled told{attempt, std::nullopt, nullptr};
                    if (outcome) {
-                     told.socket = owned(*outcome);
+                     owned_fd socket{*outcome};
+                     told.socket = std::make_shared<const owned_fd>(std::move(socket));
                    } else {
                      told.failed = outcome.error();
                    }
@@ -160,18 +156,16 @@ class network::gate : public std::enable_shared_from_this<gate> {
     if (open_) caf::anon_send(dialler_, std::move(told));
   }
 
-  /// False: the socket is still the caller's.
-  bool admit(door_socket socket, const caf::actor_addr& whom, const std::set<std::string>& messages,
+  void admit(owned_fd socket, const caf::actor_addr& whom, const std::set<std::string>& messages,
              std::uint16_t port) {
     const std::lock_guard lock{mutex_};
-    if (!open_) return false;
+    if (!open_) return;
     const auto actor = caf::actor_cast<caf::strong_actor_ptr>(whom);
-    if (!actor || port == 0) return false;
+    if (!actor || port == 0) return;
     // CAF greets the peer in the name of that port, and its keep-alive ends a silent one.
     caf::anon_send(broker_, caf::publish_atom::value,
-                   streams_->open(*system_, socket, open_streams::side::admitted), port, actor,
-                   messages);
-    return true;
+                   streams_->open(*system_, std::move(socket), open_streams::side::admitted), port,
+                   actor, messages);
   }
 
   caf::actor_system* system_;

@@ -22,6 +22,7 @@
 #include "troupe/actors/door/door.hpp"
 #include "troupe/actors/messages/types.hpp"
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 
@@ -36,7 +37,8 @@ struct reached {
 struct dialled {
   std::uint64_t attempt{0};
   std::optional<troupe::error> failed;
-  std::shared_ptr<const door_socket> socket;  ///< unless it failed; closed with its last owner
+  std::shared_ptr<const transport::owned_fd>
+      socket;  ///< unless it failed; closed with its last owner
 };
 
 }  // namespace troupe::actors

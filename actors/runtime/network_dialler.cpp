@@ -8,7 +8,6 @@
 #include <caf/sec.hpp>
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/logging.hpp"
@@ -23,6 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using transport::owned_fd;
 using self_pointer = network_actor::stateful_pointer<dialler_state>;
 /// Who waits is answered by then at the latest: the door, asked for the same time, knows better why.
 constexpr milliseconds spare{20};
@@ -60,7 +60,7 @@ troupe::error too_late(const dialler_state::endpoint& at, milliseconds timeout) 
 }
 
 void cut(const dialler_state::attempt& attempt) {
-  if (attempt.line) ::shutdown(*attempt.line, SHUT_RDWR);
+  if (attempt.line) ::shutdown(attempt.line->get(), SHUT_RDWR);
 }
 
 /// Once more where there is no memory for the message: somebody waits for it.
@@ -175,13 +175,12 @@ void greeting_failed(self_pointer self, std::uint64_t number, const caf::error& 
 }
 
 /// The door has opened: CAF's own handshake is next.
-void greet(self_pointer self, std::uint64_t number,
-           const std::shared_ptr<const door_socket>& socket) {
+void greet(self_pointer self, std::uint64_t number, const std::shared_ptr<const owned_fd>& socket) {
   auto& st = self->state;
   auto& attempt = st.attempts.at(number);
   attempt.line = socket;
-  const int own = ::fcntl(*socket, F_DUPFD_CLOEXEC, 3);
-  if (own < 0) {
+  owned_fd own{::fcntl(socket->get(), F_DUPFD_CLOEXEC, 3)};
+  if (!own) {
     fail_attempt(self, st.attempts.find(number),
                  {errc::peer_unreachable, "cannot connect to " + text_of(attempt.to) + ": " +
                                               transport::what_errno(errno) +
@@ -190,7 +189,7 @@ void greet(self_pointer self, std::uint64_t number,
   }
   const auto left = std::chrono::ceil<milliseconds>(attempt.deadline - steady_clock::now());
   self->request(st.broker, std::max(left, milliseconds{1}), caf::connect_atom::value,
-                st.streams->open(self->system(), own, open_streams::side::dialled),
+                st.streams->open(self->system(), std::move(own), open_streams::side::dialled),
                 attempt.to.second)
       .then(
           [self, number, to = attempt.to](const caf::node_id&, caf::strong_actor_ptr& actor,

@@ -70,7 +70,7 @@ struct dialler_state {
     std::optional<rest> rests;           ///< it does not run
     /// Another descriptor of its socket while CAF's handshake runs: cuts it without knowing whether
     /// CAF still has its own.
-    std::shared_ptr<const door_socket> line;
+    std::shared_ptr<const transport::owned_fd> line;
   };
   struct known_actor {
     caf::strong_actor_ptr actor;

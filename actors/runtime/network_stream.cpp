@@ -12,7 +12,6 @@
 #include <caf/io/middleman.hpp>
 #include <caf/io/network/default_multiplexer.hpp>
 #include <caf/io/network/scribe_impl.hpp>
-#include <caf/make_counted.hpp>
 #include <sys/socket.h>
 
 namespace troupe::actors {
@@ -153,9 +152,11 @@ class open_streams::stream final : public caf::io::network::scribe_impl {
   bool kept_{false};                       ///< CAF's order to close it goes unheard
 };
 
-caf::io::scribe_ptr open_streams::open(caf::actor_system& system, door_socket socket, side ours) {
+caf::io::scribe_ptr open_streams::open(caf::actor_system& system, transport::owned_fd socket,
+                                       side ours) {
   auto& loop = static_cast<caf::io::network::default_multiplexer&>(system.middleman().backend());
-  return caf::make_counted<stream>(loop, socket, ours, shared_from_this());
+  // `new` finds the memory before it takes the socket away.
+  return {new stream{loop, socket.release(), ours, shared_from_this()}, false};
 }
 
 void open_streams::cut() {

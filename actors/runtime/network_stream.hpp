@@ -11,6 +11,7 @@
 #include <caf/io/scribe.hpp>
 
 #include "troupe/actors/door/door.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 
@@ -19,7 +20,8 @@ class open_streams : public std::enable_shared_from_this<open_streams> {
  public:
   enum class side : std::uint8_t { dialled, admitted };
   /// A stream for CAF's own broker, which owns the connected socket from here on.
-  [[nodiscard]] caf::io::scribe_ptr open(caf::actor_system& system, door_socket socket, side ours);
+  [[nodiscard]] caf::io::scribe_ptr open(caf::actor_system& system, transport::owned_fd socket,
+                                         side ours);
   /// Nothing comes and nothing leaves any more, over none of them and no later one: what CAF still
   /// has to say to a peer that takes nothing more would keep its system from ending.
   void cut();

@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::actors {
 namespace {
 
-using transport::tcp::unique_fd;
+using transport::owned_fd;
 
 unexpected too_little(std::size_t had, std::size_t wanted, const std::string& what,
                       const std::string& how) {
@@ -57,11 +57,11 @@ result<void> check_descriptors(std::size_t wanted) {
 /// CAF waits for its sockets by such a set, and is woken by such a pipe. The limits on sets, pipes and
 /// what is watched are those of the user, and of the whole machine.
 result<void> check_polling() {
-  const unique_fd set{::epoll_create1(EPOLL_CLOEXEC)};
+  const owned_fd set{::epoll_create1(EPOLL_CLOEXEC)};
   int ends[2] = {-1, -1};
   const bool piped = set && ::pipe2(ends, O_CLOEXEC) == 0;
-  const unique_fd reader{ends[0]};
-  const unique_fd writer{ends[1]};
+  const owned_fd reader{ends[0]};
+  const owned_fd writer{ends[1]};
   epoll_event event{};
   event.events = EPOLLIN;
   if (piped && ::epoll_ctl(set.get(), EPOLL_CTL_ADD, reader.get(), &event) == 0) return {};

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "troupe/transport/os_error.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/random.hpp"
-#include "troupe/transport/tcp/socket.hpp"
 
 namespace troupe::actors {
 
@@ -41,7 +41,7 @@ unexpected not_read(std::string_view what, const std::string& path, int number) 
 result<std::string> read_file(std::string_view what, const std::string& path, mode_t forbidden) {
   if (path.empty()) return bad_file(what, "(nothing)", "no file is named");
   // Non-blocking, so that a pipe that somebody put there does not hold us up.
-  const transport::tcp::unique_fd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  const transport::owned_fd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0) return not_read(what, path, errno);
   if (!S_ISREG(about.st_mode)) return bad_file(what, path, "it is no plain file");
@@ -96,7 +96,7 @@ int write_private(int fd, std::string_view text) {
 }
 
 int flush_folder(const std::string& path) {
-  const transport::tcp::unique_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  const transport::owned_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
   if (!fd) return errno;
   // Some file systems cannot flush a folder; the names are there nevertheless.
   return ::fsync(fd.get()) == 0 || errno == EINVAL || errno == ENOTSUP ? 0 : errno;

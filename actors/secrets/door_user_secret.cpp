@@ -18,15 +18,15 @@
 #include "troupe/config/name_rule.hpp"
 #include "troupe/transport/folder.hpp"
 #include "troupe/transport/os_error.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/random.hpp"
-#include "troupe/transport/tcp/socket.hpp"
 
 namespace troupe::actors {
 
 namespace {
 
+using transport::owned_fd;
 using transport::what_errno;
-using transport::tcp::unique_fd;
 
 constexpr std::string_view instead =
     "; set XDG_STATE_HOME to a folder that this user can write, name a file that every node can "
@@ -65,13 +65,13 @@ result<std::string> own_folder_path(const std::string& cluster) {
 }
 
 /// Makes it where it is not there. The sentence of the error says what is wrong with it, and not which.
-result<unique_fd> open_own_folder(const std::string& path) {
+result<owned_fd> open_own_folder(const std::string& path) {
   std::error_code failed;
   std::filesystem::create_directories(std::filesystem::path{path}.parent_path(), failed);
   if (failed) return bad_folder("its folder cannot be made: " + failed.message());
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     return bad_folder("it cannot be made: " + what_errno(errno));
-  unique_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
+  owned_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0)
     return bad_folder("it cannot be opened: " + what_errno(errno));
@@ -86,8 +86,8 @@ result<unique_fd> open_own_folder(const std::string& path) {
 
 /// A file without a name that gets its own once all is in it: whoever is killed meanwhile leaves nothing.
 /// Empty: not every file system has them.
-std::optional<int> make_secret_unnamed(const unique_fd& folder) {
-  const unique_fd fd{::openat(folder.get(), ".", O_WRONLY | O_TMPFILE | O_CLOEXEC, 0600)};
+std::optional<int> make_secret_unnamed(const owned_fd& folder) {
+  const owned_fd fd{::openat(folder.get(), ".", O_WRONLY | O_TMPFILE | O_CLOEXEC, 0600)};
   if (!fd) return std::nullopt;
   if (const int why = write_private(fd.get(), fresh_secret()); why != 0) return why;
   const auto unnamed = "/proc/self/fd/" + std::to_string(fd.get());
@@ -98,11 +98,11 @@ std::optional<int> make_secret_unnamed(const unique_fd& folder) {
 
 /// Writes it beside and links it to its name, which only the first can do: who reads it sees all of it.
 /// 0, or the errno of what failed.
-int make_secret_in(const unique_fd& folder) {
+int make_secret_in(const owned_fd& folder) {
   if (const auto made = make_secret_unnamed(folder)) return *made;
   const auto draft = ".secret." + std::to_string(transport::random_id());
-  const unique_fd fd{::openat(folder.get(), draft.c_str(),
-                              O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
+  const owned_fd fd{::openat(folder.get(), draft.c_str(),
+                             O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
   if (!fd) return errno;
   int why = write_private(fd.get(), fresh_secret());
   if (why == 0 && ::linkat(folder.get(), draft.c_str(), folder.get(), "secret", 0) != 0)

@@ -65,6 +65,24 @@ TEST(starved_pool, pins_end_without_memory_for_the_blocks_behind_them) {
   EXPECT_TRUE(pool.allocate(total));
 }
 
+TEST(starved_pool, blocks_that_are_named_beside_a_strangers_keep_their_references_and_pins) {
+  block_pool pool{total};
+  const auto mine = pool.allocate(total / 2).value();
+  const auto other = pool.allocate(total / 2).value();
+  ASSERT_TRUE(pool.pin(mine.owner, mine.blocks));
+  auto both = mine.blocks;
+  both.push_back(other.blocks.front());
+  std::optional<result<release_count>> refused;
+  starve([&] { refused = pool.unpin(mine.owner, both); },
+         [&] { EXPECT_EQ(pool.counters().pinned, total / 2); });
+  ASSERT_TRUE(refused && !*refused);
+  ASSERT_TRUE(pool.unpin(mine.owner, mine.blocks));
+  starve([&] { refused = pool.free(mine.owner, both); }, [] {});
+  ASSERT_TRUE(refused && !*refused);
+  EXPECT_TRUE(pool.free(mine.owner, mine.blocks));
+  EXPECT_EQ(pool.counters().free, total / 2);
+}
+
 TEST(starved_pool, whoever_waits_has_a_deadline_and_is_served_once) {
   block_pool pool{total};
   const auto all = pool.allocate(total).value();

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 #include "waiting.hpp"
 
@@ -16,7 +16,7 @@ namespace troupe::testing {
 
 /// A port at which nobody greets.
 struct rude_host {
-  transport::tcp::unique_fd listens;
+  transport::owned_fd listens;
   std::uint16_t port{0};
 
   rude_host() : listens{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
@@ -35,8 +35,8 @@ struct rude_host {
     port = ntohs(at.sin_port);
   }
   /// Closed when it is dropped; none once the port is shut, or where nobody comes.
-  [[nodiscard]] transport::tcp::unique_fd guest() const {
-    return transport::tcp::unique_fd{::accept4(listens.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+  [[nodiscard]] transport::owned_fd guest() const {
+    return transport::owned_fd{::accept4(listens.get(), nullptr, nullptr, SOCK_CLOEXEC)};
   }
 };
 

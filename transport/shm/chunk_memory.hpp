@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "troupe/kvcache/result.hpp"
-#include "troupe/transport/shm/owned_fd.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/xgmi/gpu_runtime.hpp"
 
 /// Memory (a sealed memfd, mapped by both ends) by which the initiator moves bytes from and to GPUs of

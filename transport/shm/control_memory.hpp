@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "troupe/kvcache/result.hpp"
-#include "troupe/transport/shm/owned_fd.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/shm/ring.hpp"
 
 /// The page (a sealed memfd, mapped by both ends) that carries what the two ends of a link say to

@@ -31,21 +31,21 @@ result<std::shared_ptr<link>> mapped_backend::open(const link_options& options,
   auto made = make(options, std::move(sink));
   made->expect_dialer();
   const std::lock_guard lock{mutex_};
-  std::erase_if(links_, [](const auto& link) { return link.expired(); });
-  links_.push_back(made);
+  auto links = std::make_shared<link_list>(*links_);
+  std::erase_if(*links, [](const auto& link) { return link.expired(); });
+  links->push_back(made);
+  links_ = std::move(links);
   return std::shared_ptr<link>{std::move(made)};
 }
 
 void mapped_backend::region_removed(region_id region) {
   on_removed(region);
-  std::vector<std::shared_ptr<mapped_link>> links;
-  {
-    const std::lock_guard lock{mutex_};
-    for (const auto& candidate : links_) {
-      if (auto link = candidate.lock()) links.push_back(std::move(link));
-    }
+  std::unique_lock lock{mutex_};
+  const auto links = links_;
+  lock.unlock();
+  for (const auto& candidate : *links) {
+    if (const auto link = candidate.lock()) link->region_removed(region);
   }
-  for (const auto& link : links) link->region_removed(region);
 }
 
 }  // namespace troupe::transport::shm

@@ -45,7 +45,9 @@ class mapped_backend : public backend {
 
   std::uint64_t removals_{0};
   std::mutex mutex_;
-  std::vector<std::weak_ptr<mapped_link>> links_;
+  using link_list = std::vector<std::weak_ptr<mapped_link>>;
+  /// Replaced and never changed: whoever goes through them needs neither the lock nor memory for that.
+  std::shared_ptr<const link_list> links_{std::make_shared<link_list>()};
 };
 
 }  // namespace troupe::transport::shm

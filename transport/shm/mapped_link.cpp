@@ -1,6 +1,7 @@
 #include "troupe/transport/shm/mapped_link.hpp"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -53,9 +54,10 @@ std::string mapped_link::peer_name() const {
 
 void mapped_link::region_removed(region_id region) {
   const std::lock_guard lock{mutex_};
-  if (shared_regions_.erase(region) == 0 || state_ != link_phase::up) return;
-  gone_regions_.push_back(region);
-  send_gone_regions();
+  auto gone = shared_regions_.extract(region);
+  if (!gone || state_ != link_phase::up) return;
+  gone_regions_.insert(std::move(gone));
+  tell_gone_regions();
 }
 
 result<void> mapped_link::share(const message& what, std::span<const int> fds) {
@@ -75,17 +77,27 @@ result<void> mapped_link::on_closed(region_id region) {
                                       std::to_string(region.value) + ", which it had not open");
 }
 
+/// Whatever memory there is: what is not told now is with the next look at the link.
+void mapped_link::tell_gone_regions() noexcept {
+  try {
+    send_gone_regions();
+  } catch (const std::bad_alloc&) {
+    attention_.store(true, std::memory_order_release);
+  }
+}
+
 void mapped_link::send_gone_regions() {
   while (!gone_regions_.empty()) {
-    const region_gone_message said{gone_regions_.back().value};
+    const region_gone_message said{gone_regions_.begin()->value};
     if (!send_message(socket_.get(), said)) {
-      if (!std::exchange(gone_timer_set_, true)) {
+      if (!gone_timer_set_) {
         engine_.call_at(std::chrono::steady_clock::now() + std::chrono::milliseconds{20},
                         shared_from_this(), gone_timer);
+        gone_timer_set_ = true;
       }
       return;
     }
-    gone_regions_.pop_back();
+    gone_regions_.erase(gone_regions_.begin());
   }
 }
 
@@ -194,6 +206,7 @@ bool mapped_link::attend() {
     collect_quiescent();
     if (state_ == link_phase::up) {
       flush_frames();
+      if (!gone_timer_set_) tell_gone_regions();
       if (ending_ && !reading_.exchange(true, std::memory_order_acquire)) {
         if (!consumer_->ready()) end = ending_;
         reading_.store(false, std::memory_order_release);
@@ -201,8 +214,8 @@ bool mapped_link::attend() {
     }
     worked =
         more_pages || end || fences != pending_fences_.size() || frames != waiting_frames_.size();
-    if (!pending_fences_.empty() || !waiting_frames_.empty() ||
-        (ending_ && state_ == link_phase::up) || memory_to_prepare()) {
+    if (!pending_fences_.empty() || !waiting_frames_.empty() || memory_to_prepare() ||
+        (state_ == link_phase::up && (ending_ || (!gone_regions_.empty() && !gone_timer_set_)))) {
       attention_.store(true, std::memory_order_relaxed);
     }
   }
@@ -277,7 +290,7 @@ void mapped_link::on_timer(std::uint64_t key, steady_time /*now*/) {
     case gone_timer: {
       const std::lock_guard lock{mutex_};
       gone_timer_set_ = false;
-      if (state_ == link_phase::up) send_gone_regions();
+      if (state_ == link_phase::up) tell_gone_regions();
       return;
     }
     case settle_timer: {

@@ -9,7 +9,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "troupe/transport/backend.hpp"
@@ -196,6 +195,7 @@ class mapped_link : public link,
   bool attend();
   /// Under the lock: tells the peer of a region before it can hear of a grant to it.
   [[nodiscard]] result<void> share(const message& what, std::span<const int> fds = {});
+  void tell_gone_regions() noexcept;
   void send_gone_regions();
   /// "the shm peer"
   [[nodiscard]] std::string peer_name() const;
@@ -244,8 +244,8 @@ class mapped_link : public link,
   std::optional<thread_order> our_copies_;  ///< before the peer's slots are left
   std::optional<ring_producer> producer_;
 
-  std::unordered_set<region_id> shared_regions_;
-  std::vector<region_id> gone_regions_;  ///< to be told to the peer
+  std::set<region_id> shared_regions_;
+  std::set<region_id> gone_regions_;  ///< to be told to the peer
 
   std::vector<std::shared_ptr<mapped_job>> active_;  ///< posted, not completed
   std::uint32_t running_{0};                         ///< those of them whose bytes may be moving

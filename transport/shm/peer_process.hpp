@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "troupe/transport/shm/owned_fd.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/shm/wire.hpp"
 
 namespace troupe::transport::shm {

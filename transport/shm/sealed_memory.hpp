@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "troupe/kvcache/result.hpp"
-#include "troupe/transport/shm/owned_fd.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::transport::shm {
 

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "troupe/transport/backend_context.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/progress_engine.hpp"
-#include "troupe/transport/shm/owned_fd.hpp"
 #include "troupe/transport/shm/wire.hpp"
 
 namespace troupe::transport::shm {

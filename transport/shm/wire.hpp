@@ -11,7 +11,7 @@
 
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
-#include "troupe/transport/shm/owned_fd.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/types.hpp"
 
 /// What two ends of an `shm` or `xgmi` link say over their socket (abstract unix, SOCK_SEQPACKET, one message

@@ -21,8 +21,8 @@ constexpr std::chrono::milliseconds sweep_every{250};
 constexpr std::chrono::seconds notice_every{1};
 constexpr int accepts_per_turn = 256;
 
-unique_fd spare_descriptor() {
-  return unique_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+owned_fd spare_descriptor() {
+  return owned_fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ result<std::shared_ptr<listener>> listener::create(backend_context& context) {
   return made;
 }
 
-listener::listener(backend_context& context, unique_fd fd)
+listener::listener(backend_context& context, owned_fd fd)
     : context_{context},
       engine_{context.progress.next()},
       fd_{std::move(fd)},
@@ -88,7 +88,7 @@ bool listener::accept_all() {
 int listener::take_without_descriptors() {
   // A connection that is left where it is would wait for ever and wake us again and again.
   spare_.reset();
-  unique_fd caller{::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
+  owned_fd caller{::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
   spare_ = spare_descriptor();
   if (caller && !spare_) {
     notice("out of file descriptors: a connection was dropped");
@@ -107,7 +107,7 @@ void listener::admit(int fd) {
     make_room();
   }
   const auto key = ++last_key_;
-  unique_fd owned{fd};
+  owned_fd owned{fd};
   auto watch = engine_.watch(fd, EPOLLIN, shared_from_this(), key);
   if (!watch) return;
   const auto now = std::chrono::steady_clock::now();

@@ -31,7 +31,7 @@ class lane_acceptor {
  public:
   virtual ~lane_acceptor() = default;
   /// Checks the proofs and takes the descriptor, or says why it does not.
-  [[nodiscard]] virtual std::optional<troupe::error> accept_lane(unique_fd& fd,
+  [[nodiscard]] virtual std::optional<troupe::error> accept_lane(owned_fd& fd,
                                                                  const lane_claim& claim) = 0;
 };
 
@@ -58,7 +58,7 @@ class listener final : public pollable, public std::enable_shared_from_this<list
  private:
   struct stranger {
     std::uint64_t key;
-    unique_fd fd;
+    owned_fd fd;
     watch_id watch;
     steady_time until;
     hello_bytes greeting{};
@@ -69,7 +69,7 @@ class listener final : public pollable, public std::enable_shared_from_this<list
   };
   using strangers = std::list<stranger>;  // oldest first
 
-  listener(backend_context& context, unique_fd fd);
+  listener(backend_context& context, owned_fd fd);
   bool accept_all();
   /// The connection that met no free descriptor, if there is one for it now; else -1.
   int take_without_descriptors();
@@ -85,12 +85,12 @@ class listener final : public pollable, public std::enable_shared_from_this<list
 
   backend_context& context_;
   progress_engine& engine_;
-  const unique_fd fd_;
+  const owned_fd fd_;
   const std::uint16_t port_;
   watch_id watch_;
 
   // Touched by calls of the engine only, which never overlap.
-  unique_fd spare_;  ///< given up to take and drop a connection when descriptors run out
+  owned_fd spare_;  ///< given up to take and drop a connection when descriptors run out
   strangers strangers_;
   std::unordered_map<std::uint64_t, strangers::iterator> by_key_;
   std::uint64_t last_key_{0};

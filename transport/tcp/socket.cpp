@@ -16,23 +16,6 @@
 
 namespace troupe::transport::tcp {
 
-unique_fd& unique_fd::operator=(unique_fd&& other) noexcept {
-  if (this != &other) {
-    reset();
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-int unique_fd::release() noexcept {
-  return std::exchange(fd_, -1);
-}
-
-void unique_fd::reset() noexcept {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
-
 result<socket_address> resolve(const std::string& host, std::uint16_t port) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -64,7 +47,7 @@ bool is_wildcard(const socket_address& address) noexcept {
   return false;
 }
 
-result<unique_fd> listen_on(const std::string& host, std::uint16_t port) {
+result<owned_fd> listen_on(const std::string& host, std::uint16_t port) {
   const auto where = "data port " + std::to_string(port) + " at " + host;
   auto address = resolve(host, port);
   if (!address) return fail(std::move(address).error());
@@ -73,7 +56,7 @@ result<unique_fd> listen_on(const std::string& host, std::uint16_t port) {
                                           ": peers dial the address that is given here; name the "
                                           "one they reach, not all interfaces");
   }
-  unique_fd fd{::socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+  owned_fd fd{::socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
   const auto refused = [&](const char* call) {
     auto advice = errno == EADDRINUSE      ? "; choose another port, or 0 for any"
                   : errno == EADDRNOTAVAIL ? "; it is no address of this machine"
@@ -104,8 +87,8 @@ std::uint16_t bound_port(int fd) noexcept {
   return ntohs(in.sin_port);
 }
 
-result<unique_fd> dial(const socket_address& to, std::chrono::milliseconds silence) {
-  unique_fd fd{::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
+result<owned_fd> dial(const socket_address& to, std::chrono::milliseconds silence) {
+  owned_fd fd{::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
   if (!fd) return fail(errc::overloaded, "cannot dial: socket: " + what_errno(errno));
   tune_lane(fd.get(), silence);
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to.storage), to.size) != 0 &&

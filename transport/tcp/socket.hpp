@@ -7,26 +7,9 @@
 #include <sys/socket.h>
 
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::transport::tcp {
-
-/// Owns a descriptor.
-class unique_fd {
- public:
-  unique_fd() = default;
-  explicit unique_fd(int fd) noexcept : fd_{fd} {}
-  unique_fd(unique_fd&& other) noexcept : fd_{other.release()} {}
-  unique_fd& operator=(unique_fd&& other) noexcept;
-  ~unique_fd() { reset(); }
-
-  [[nodiscard]] int get() const noexcept { return fd_; }
-  explicit operator bool() const noexcept { return fd_ >= 0; }
-  int release() noexcept;
-  void reset() noexcept;
-
- private:
-  int fd_{-1};
-};
 
 struct socket_address {
   sockaddr_storage storage{};
@@ -38,10 +21,10 @@ struct socket_address {
 /// Whether the address means "all interfaces", which no peer can dial.
 [[nodiscard]] bool is_wildcard(const socket_address& address) noexcept;
 /// Bound, listening, non-blocking. `invalid_config` naming address and port.
-[[nodiscard]] result<unique_fd> listen_on(const std::string& host, std::uint16_t port);
+[[nodiscard]] result<owned_fd> listen_on(const std::string& host, std::uint16_t port);
 [[nodiscard]] std::uint16_t bound_port(int fd) noexcept;
 /// Starts a non-blocking connect of a lane (see `tune_lane`).
-[[nodiscard]] result<unique_fd> dial(const socket_address& to, std::chrono::milliseconds silence);
+[[nodiscard]] result<owned_fd> dial(const socket_address& to, std::chrono::milliseconds silence);
 /// No delay for small frames. The kernel breaks the connection when the other host has not answered
 /// for `silence` (an idle lane is asked from half of it on), or has not taken what we sent.
 void tune_lane(int fd, std::chrono::milliseconds silence) noexcept;

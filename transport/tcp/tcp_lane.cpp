@@ -83,7 +83,7 @@ std::shared_ptr<revocable> guard_of(const std::shared_ptr<given_grant>& grant) {
 
 }  // namespace
 
-tcp_lane::tcp_lane(tcp_link& owner, std::size_t number, unique_fd fd, watch_id watch)
+tcp_lane::tcp_lane(tcp_link& owner, std::size_t number, owned_fd fd, watch_id watch)
     : owner_{owner},
       number_{number},
       fd_{std::move(fd)},

@@ -29,7 +29,7 @@ class tcp_link;
 /// One socket of a link that is up. Made when the handshake is complete, lives as long as the link.
 class tcp_lane final : public frame_handler {
  public:
-  tcp_lane(tcp_link& owner, std::size_t number, unique_fd fd, watch_id watch);
+  tcp_lane(tcp_link& owner, std::size_t number, owned_fd fd, watch_id watch);
 
   [[nodiscard]] result<landing> on_begin(const frame_header& header,
                                          std::span<const std::byte> table) override;
@@ -97,7 +97,7 @@ class tcp_lane final : public frame_handler {
 
   tcp_link& owner_;
   const std::size_t number_;
-  const unique_fd fd_;
+  const owned_fd fd_;
   const watch_id watch_;
   lane_sender tx_;
   lane_receiver rx_;
@@ -185,7 +185,7 @@ class tcp_link final : public link,
 
   // -- lane_acceptor
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  [[nodiscard]] std::optional<troupe::error> accept_lane(unique_fd& fd,
+  [[nodiscard]] std::optional<troupe::error> accept_lane(owned_fd& fd,
                                                          const lane_claim& claim) override;
 
  private:
@@ -209,7 +209,7 @@ class tcp_link final : public link,
   /// A lane before the link is up.
   struct half_lane {
     dial_state now{dial_state::waiting};
-    unique_fd fd;
+    owned_fd fd;
     watch_id watch;
     hello_bytes greeting{};  ///< as it was sent
     reply_bytes reply{};     ///< dialer: what comes in; acceptor: the challenge, then the verdict

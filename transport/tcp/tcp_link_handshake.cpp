@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t connect_timeout_key = ~std::uint64_t{0};
 constexpr std::chrono::milliseconds redial_after{50};
 
-bool has_ended(const unique_fd& fd) {
+bool has_ended(const owned_fd& fd) {
   std::byte next{};
   const auto got = ::recv(fd.get(), &next, 1, MSG_PEEK | MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
@@ -264,7 +264,7 @@ tcp_link::trouble tcp_link::on_verdict(std::size_t lane, const lane_proof& shown
 
 // -- acceptor
 
-std::optional<troupe::error> tcp_link::accept_lane(unique_fd& fd, const lane_claim& claim) {
+std::optional<troupe::error> tcp_link::accept_lane(owned_fd& fd, const lane_claim& claim) {
   trouble why;
   {
     const std::lock_guard lock{state_mutex_};

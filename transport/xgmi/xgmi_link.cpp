@@ -27,13 +27,13 @@ constexpr std::chrono::milliseconds longest_goodbye{2000};
 /// The link's own doorbell, rung by the driver. A descriptor of its own: the driver may ring late.
 class doorbell_bell final : public bell {
  public:
-  explicit doorbell_bell(shm::owned_fd fd) noexcept : fd_{std::move(fd)} {}
+  explicit doorbell_bell(owned_fd fd) noexcept : fd_{std::move(fd)} {}
   void ring() noexcept override {
     [[maybe_unused]] const auto written = ::eventfd_write(fd_.get(), 1);
   }
 
  private:
-  shm::owned_fd fd_;
+  owned_fd fd_;
 };
 
 }  // namespace
@@ -98,7 +98,7 @@ void xgmi_link::on_control() {
   shm_link::on_control();
   const bool same_process = peer_process_.pid() == static_cast<std::uint32_t>(::getpid());
   peer_regions_.emplace(*gpus_->site, same_process, peer_process_.pid());
-  shm::owned_fd own{::fcntl(our_doorbell_.get(), F_DUPFD_CLOEXEC, 0)};
+  owned_fd own{::fcntl(our_doorbell_.get(), F_DUPFD_CLOEXEC, 0)};
   if (own) bell_ = std::make_shared<doorbell_bell>(std::move(own));
 }
 

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 #include "troupe/actors/door/door.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 #include "process_memory.hpp"
 #include "sanitized.hpp"
@@ -35,7 +35,7 @@
 namespace troupe::actors::testing {
 
 using namespace std::chrono_literals;
-using transport::tcp::unique_fd;
+using transport::owned_fd;
 using clock = std::chrono::steady_clock;
 using troupe::testing::comes_true;
 using troupe::testing::end_of_wait;
@@ -85,8 +85,8 @@ class listening_door {
   }
 
   /// The next connection that proved itself; none when none came.
-  unique_fd admitted() {
-    unique_fd first;
+  owned_fd admitted() {
+    owned_fd first;
     (void)comes_true([&] {
       const std::lock_guard lock{mutex_};
       if (admitted_.empty()) return false;
@@ -124,21 +124,21 @@ class listening_door {
  private:
   std::mutex mutex_;
   std::vector<std::string> notices_, alarms_;
-  std::vector<unique_fd> admitted_;
+  std::vector<owned_fd> admitted_;
 
  public:
   std::unique_ptr<door> it;  // ends first: its thread uses what stands above
 };
 
 /// Connects and waits for the end of that, which comes at the deadline at the latest.
-inline result<unique_fd> connect_from(door& from, std::uint16_t port,
-                                      const std::string& host = "127.0.0.1",
-                                      std::chrono::milliseconds deadline = wait_limit) {
-  auto told = std::make_shared<std::promise<result<unique_fd>>>();
+inline result<owned_fd> connect_from(door& from, std::uint16_t port,
+                                     const std::string& host = "127.0.0.1",
+                                     std::chrono::milliseconds deadline = wait_limit) {
+  auto told = std::make_shared<std::promise<result<owned_fd>>>();
   auto when = told->get_future();
   from.connect(host, port, clock::now() + deadline, [told](result<door_socket> how) {
     if (how) {
-      told->set_value(unique_fd{*how});
+      told->set_value(owned_fd{*how});
     } else {
       told->set_value(fail(how.error()));
     }
@@ -148,7 +148,7 @@ inline result<unique_fd> connect_from(door& from, std::uint16_t port,
   return when.get();
 }
 
-inline bool connect_raw(const unique_fd& fd, std::uint16_t port) {
+inline bool connect_raw(const owned_fd& fd, std::uint16_t port) {
   sockaddr_in to{};
   to.sin_family = AF_INET;
   to.sin_port = htons(port);
@@ -157,9 +157,9 @@ inline bool connect_raw(const unique_fd& fd, std::uint16_t port) {
 }
 
 /// A socket that says what it is told to, straight to a port.
-inline unique_fd dial_raw(std::uint16_t port) {
-  unique_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-  return connect_raw(fd, port) ? std::move(fd) : unique_fd{};
+inline owned_fd dial_raw(std::uint16_t port) {
+  owned_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  return connect_raw(fd, port) ? std::move(fd) : owned_fd{};
 }
 
 inline bool readable(int fd, std::chrono::milliseconds limit = wait_limit) {

@@ -230,7 +230,7 @@ TEST(door_pump, many_encrypted_connections_end_in_every_state) {
   const node_files files{authority, node_of(authority, "test")};
   for (int round = 0; round < 15; ++round) {
     listening_door at{files.options()};
-    std::vector<unique_fd> ends;
+    std::vector<owned_fd> ends;
     std::mutex mutex;
     std::atomic<int> told{0};
     {

@@ -67,7 +67,7 @@ TEST(door_strangers, a_thousand_silent_ones_leave_it_working_and_its_memory_flat
   const auto from = friend_of();
   ASSERT_TRUE(connect_from(*from, at.port));
   const auto memory = resident_bytes();
-  std::vector<unique_fd> silent;
+  std::vector<owned_fd> silent;
   for (int i = 0; i < 1000; ++i) {
     silent.push_back(dial_raw(at.port));
     ASSERT_TRUE(silent.back());
@@ -90,7 +90,7 @@ TEST(door_strangers, a_thousand_silent_ones_leave_it_working_and_its_memory_flat
 
 TEST(door_strangers, two_hundred_silent_ones_cost_no_cpu) {
   listening_door at{patient_for(for_ever)};
-  std::vector<unique_fd> silent;
+  std::vector<owned_fd> silent;
   for (int i = 0; i < 200; ++i) silent.push_back(dial_raw(at.port));
   ASSERT_TRUE(comes_true([&] { return at.it->count().strangers == 200; }));
   std::this_thread::sleep_for(100ms);
@@ -166,7 +166,7 @@ TEST(door_strangers, a_host_that_sends_many_displaces_its_own) {
   auto options = patient_for(for_ever);
   options.max_strangers = 8;
   listening_door at{options};
-  const unique_fd elsewhere{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  const owned_fd elsewhere{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   sockaddr_in from{};
   from.sin_family = AF_INET;
   from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
@@ -175,7 +175,7 @@ TEST(door_strangers, a_host_that_sends_many_displaces_its_own) {
   const auto talks = dial_raw(at.port);
   send_all(talks.get(), "\x89");
   ASSERT_TRUE(comes_true([&] { return at.it->count().strangers == 2; }));
-  std::vector<unique_fd> many;
+  std::vector<owned_fd> many;
   for (int i = 0; i < 40; ++i) many.push_back(dial_raw(at.port));
   EXPECT_TRUE(comes_true([&] { return at.it->count().refused == 34; }));
   EXPECT_EQ(at.it->count().strangers, 8u);
@@ -206,7 +206,7 @@ class slow_client {
     return take(door_handshake::proof_size) && half_.where() == door_handshake::state::proven;
   }
 
-  unique_fd fd;
+  owned_fd fd;
 
  private:
   bool take(std::size_t size) {
@@ -228,7 +228,7 @@ const std::string hello_of_nobody =
 
 TEST(door_strangers, who_answers_before_the_door_is_full_of_later_ones_stays_beside_its_like) {
   listening_door at{patient_for(for_ever, 8)};
-  std::vector<unique_fd> many;
+  std::vector<owned_fd> many;
   const auto hello = [&] {
     many.push_back(dial_raw(at.port));
     send_all(many.back().get(), hello_of_nobody);
@@ -246,7 +246,7 @@ TEST(door_strangers, who_has_not_said_hello_yet_is_not_displaced_by_those_who_ha
   listening_door at{patient_for(for_ever, 8)};
   const auto silent = dial_raw(at.port);
   ASSERT_TRUE(comes_true([&] { return at.it->count().strangers == 1; }));
-  std::vector<unique_fd> many;
+  std::vector<owned_fd> many;
   for (int i = 0; i < 40; ++i) {
     many.push_back(dial_raw(at.port));
     send_all(many.back().get(), hello_of_nobody);
@@ -276,7 +276,7 @@ TEST(door_strangers, an_answer_that_has_arrived_is_read_before_its_sender_is_dis
   ASSERT_TRUE(holder.is_challenged());
   holder.send();
   holds.get_future().wait();
-  std::vector<unique_fd> many;
+  std::vector<owned_fd> many;
   for (int i = 0; i < 100; ++i) {
     many.push_back(dial_raw(*port));
     send_all(many.back().get(), hello_of_nobody);
@@ -292,7 +292,7 @@ class hello_flood {
  public:
   hello_flood(std::uint16_t port, in_addr_t from, int each_second)
       : thread_{[=, this] {
-          std::deque<unique_fd> last;
+          std::deque<owned_fd> last;
           auto next = clock::now();
           for (auto stretch = next; !ends_;) {
             last.push_back(hello(port, from));
@@ -317,8 +317,8 @@ class hello_flood {
   std::atomic<double> fastest{0};  ///< in a second, of a thousand in a row
 
  private:
-  static unique_fd hello(std::uint16_t port, in_addr_t from) {
-    unique_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  static owned_fd hello(std::uint16_t port, in_addr_t from) {
+    owned_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
     const linger none{1, 0};  // no port is left waiting
@@ -373,16 +373,16 @@ TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_o
 TEST(door_strangers, without_descriptors_it_drops_who_comes_and_works_again_later) {
   listening_door at{patient_for(for_ever)};
   const auto from = friend_of();
-  std::vector<unique_fd> all;
+  std::vector<owned_fd> all;
   for (int i = 0; i < 30; ++i) all.push_back(dial_raw(at.port));
   ASSERT_TRUE(comes_true([&] { return at.it->count().strangers == 30; }));
-  std::vector<unique_fd> late;
+  std::vector<owned_fd> late;
   for (int i = 0; i < 10; ++i) late.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit none_left = before;
   {
-    const unique_fd next_free{::dup(0)};
+    const owned_fd next_free{::dup(0)};
     none_left.rlim_cur = static_cast<rlim_t>(next_free.get());
   }
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none_left), 0);

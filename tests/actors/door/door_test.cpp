@@ -121,8 +121,8 @@ TEST(door, does_not_open_with_a_secret_that_is_none) {
 std::string said_to_another_user(const std::string& path) {
   int ends[2]{-1, -1};
   EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  const unique_fd in{ends[0]};
-  unique_fd out{ends[1]};
+  const owned_fd in{ends[0]};
+  owned_fd out{ends[1]};
   const auto child = ::fork();
   if (child == 0) {
     constexpr uid_t nobody = 65534;
@@ -257,10 +257,10 @@ TEST(door, a_secret_cannot_be_passed_on_by_who_listens_at_another_port) {
   listening_door at{with_secret(files.write("a", one_secret))};
   const auto from = dialler(with_secret(files.path("a")));
   // Takes what it is told to the node, and back.
-  const unique_fd ear{*transport::tcp::listen_on("127.0.0.1", 0)};
+  const owned_fd ear{*transport::tcp::listen_on("127.0.0.1", 0)};
   std::thread between{[&] {
     if (!readable(ear.get())) return;
-    const unique_fd victim{::accept4(ear.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+    const owned_fd victim{::accept4(ear.get(), nullptr, nullptr, SOCK_CLOEXEC)};
     const auto node = dial_raw(at.port);
     (void)comes_true([&] {
       for (const auto& [left, right] :
@@ -343,7 +343,7 @@ class other_server {
     port = transport::tcp::bound_port(fd_.get());
     thread_ = std::thread{[this, says = std::move(says), hang_up] {
       if (!readable(fd_.get())) return;
-      unique_fd peer{::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+      owned_fd peer{::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
       if (!says.empty()) send_all(peer.get(), says);
       if (!hang_up) (void)hangs_up(peer.get());
     }};
@@ -352,7 +352,7 @@ class other_server {
   std::uint16_t port{0};
 
  private:
-  unique_fd fd_;
+  owned_fd fd_;
   std::thread thread_;
 };
 

@@ -70,7 +70,7 @@ class encrypted_pair {
   certificate_pair authority;
   node_files files;
   listening_door at, from;
-  unique_fd here, there;  ///< of who dialled, and of who was dialled
+  owned_fd here, there;  ///< of who dialled, and of who was dialled
 };
 
 }  // namespace troupe::actors::testing

@@ -184,7 +184,7 @@ TEST(door_tls, does_not_open_with_credentials_that_no_peer_would_take) {
 }
 
 /// Has shown the cluster's secret, so that TLS would be next; none when the door hung up.
-unique_fd shows_the_secret(std::uint16_t port) {
+owned_fd shows_the_secret(std::uint16_t port) {
   auto fd = dial_raw(port);
   door_nonce nonce{};
   transport::random_bytes(nonce);
@@ -380,7 +380,7 @@ TEST(door_tls, who_has_shown_the_secret_has_room_of_its_own) {
   const auto fd = shows_the_secret(at.port);
   ASSERT_TRUE(fd);
   EXPECT_EQ(at.it->count().strangers, 1u);
-  std::vector<unique_fd> many;
+  std::vector<owned_fd> many;
   for (int i = 0; i < 20; ++i) many.push_back(dial_raw(at.port));
   EXPECT_TRUE(comes_true([&] { return at.it->count().refused == 16; }));
   EXPECT_FALSE(readable(fd.get(), 0ms));

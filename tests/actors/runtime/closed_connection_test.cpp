@@ -78,9 +78,10 @@ TEST(closed_connection, is_closed_though_it_was_made_when_its_owner_ended) {
   const auto socket = name_of(ends[0]);
   {
     const one_turn turn{host.system()};
-    caf::anon_send(broker, caf::connect_atom::value,
-                   streams->open(host.system(), ends[0], open_streams::side::dialled),
-                   std::uint16_t{1});
+    caf::anon_send(
+        broker, caf::connect_atom::value,
+        streams->open(host.system(), transport::owned_fd{ends[0]}, open_streams::side::dialled),
+        std::uint16_t{1});
     caf::anon_send_exit(broker, caf::exit_reason::user_shutdown);
   }
   EXPECT_TRUE(comes_true([&] { return is_closed(socket); }));

@@ -26,7 +26,7 @@
 #include "troupe/actors/host_options.hpp"
 #include "troupe/actors/runtime/system.hpp"
 #include "troupe/actors/supervisor/supervisor.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 #include "cluster_peer.hpp"
 #include "end_of_monitored.hpp"
@@ -41,7 +41,7 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using ::testing::HasSubstr;
-using transport::tcp::unique_fd;
+using transport::owned_fd;
 using troupe::testing::comes_true;
 using troupe::testing::end_of_wait;
 using troupe::testing::wait_limit;

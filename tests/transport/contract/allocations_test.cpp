@@ -1,8 +1,10 @@
 #include "allocations.hpp"
 
+#include <fstream>
+
 #include "pair.hpp"
 
-// What posting a prepared batch costs the allocator: nothing, once the like was posted before.
+// What costs the allocator nothing: a prepared batch, once the like was posted before, and the end of a region.
 
 namespace troupe::transport::contract {
 
@@ -87,6 +89,33 @@ TEST_P(allocations_test, posting_64_prepared_segments_again_allocates_nothing) {
   EXPECT_FALSE(sink->failed);
   wire->close();
   other->close();
+}
+
+TEST(removal_of_a_region, is_told_to_the_peer_that_has_it_mapped_without_an_allocation) {
+  pair p{{backend_kind::shm, 1, 1}};
+  constexpr std::uint64_t size = 1 << 20;
+  const auto mapped = [] {
+    std::ifstream maps{"/proc/self/maps"};
+    int found = 0;
+    for (std::string line; std::getline(maps, line);)
+      found += line.find("troupe:lent") != std::string::npos ? 1 : 0;
+    return found;
+  };
+  const auto region = p.b.place->allocate(size, "lent").value();
+  {
+    const auto given = std::make_shared<const remote_grant>(
+        p.b.wire->grant(region, {{0, size, 0, 1}}, access::read_write, t1).value());
+    EXPECT_FALSE(
+        p.run(p.a, p.make_batch(p.a, direction::write, given, {{0, 0, 4096, 0, 0, 1}})).failure);
+  }
+  EXPECT_TRUE(p.until(
+      [&] { return p.b.sink->is_quiescent(t1) || p.b.wire->fence(t1) == fence_state::quiescent; }));
+  EXPECT_EQ(mapped(), 2) << "by both ends";
+  troupe::testing::allocations.left = 0;
+  const auto gone = p.b.place->deregister(region);
+  troupe::testing::allocations.left.reset();
+  ASSERT_TRUE(gone) << to_string(gone.error());
+  EXPECT_TRUE(p.until([&] { return mapped() == 0; }));
 }
 
 }  // namespace troupe::transport::contract

@@ -1,8 +1,11 @@
 #include <array>
+#include <new>
 #include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "troupe/transport/region_table.hpp"
 
@@ -33,6 +36,38 @@ TEST(starved_region_table, several_that_are_allocated_together_are_there_togethe
   ASSERT_TRUE(made);
   ASSERT_TRUE(*made) << to_string(made->error()) << ": what came before has kept its place";
   EXPECT_EQ((*made)->regions.size(), sizes.size());
+}
+
+/// The one that is given out next.
+int next_descriptor() {
+  const owned_fd next{::dup(0)};
+  return next.get();
+}
+
+TEST(starved_region_table, a_descriptor_of_memory_that_could_not_be_registered_is_closed) {
+  region_table table{1};
+  alignas(4096) static std::array<std::byte, 4096> memory{};
+  const owned_fd file{::memfd_create("memory", MFD_CLOEXEC)};
+  const int before = next_descriptor();
+  std::optional<result<region_id>> region;
+  starve(
+      [&] { region = table.add(memory, "a name that is no short string", {.dmabuf = file.get()}); },
+      [&] { EXPECT_EQ(next_descriptor(), before); });
+  ASSERT_TRUE(region);
+  ASSERT_TRUE(*region) << to_string(region->error());
+  EXPECT_TRUE(table.remove(**region));
+  EXPECT_EQ(next_descriptor(), before);
+}
+
+TEST(starved_region_table, a_removal_is_told_to_all_though_one_of_them_finds_no_memory) {
+  region_table table{1};
+  std::vector<std::byte> memory(4096);
+  const auto region = table.add(memory, "memory").value();
+  table.on_removed([](region_id) { throw std::bad_alloc{}; });
+  std::optional<region_id> told;
+  table.on_removed([&](region_id gone) { told = gone; });
+  EXPECT_TRUE(table.remove(region));
+  EXPECT_EQ(told, region);
 }
 
 }  // namespace

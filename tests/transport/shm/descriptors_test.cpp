@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "troupe/transport/shm/owned_fd.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/shm/peer_regions.hpp"
 #include "troupe/transport/shm/wire.hpp"
 

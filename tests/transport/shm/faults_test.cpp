@@ -256,12 +256,12 @@ TEST(shm_faults, a_dead_peer_whose_forked_child_lives_on_is_noticed_all_the_same
 
 // -- strangers
 
-shm::owned_fd dial(const link_offer& offer) {
+owned_fd dial(const link_offer& offer) {
   const auto decoded = shm::shm_offer::decode(offer.payload);
   EXPECT_TRUE(decoded);
   auto socket = shm::connect_to(decoded->address.data());
   EXPECT_TRUE(socket) << socket.error().message;
-  return socket ? std::move(*socket) : shm::owned_fd{};
+  return socket ? std::move(*socket) : owned_fd{};
 }
 
 bool is_closed(int socket) {
@@ -309,7 +309,7 @@ bool gets_in_among_the_silent() {
   EXPECT_TRUE(acceptor.to_peer->connect(dialer.to_peer->offer()));
   const auto offer = acceptor.to_peer->offer();
   const auto before = open_descriptors();
-  std::vector<shm::owned_fd> silent;
+  std::vector<owned_fd> silent;
   const auto decoded = shm::shm_offer::decode(offer.payload).value();
   while (silent.size() < 400) {
     auto socket = shm::connect_to(decoded.address.data());
@@ -353,7 +353,7 @@ TEST(shm_faults, a_connection_for_which_there_is_no_descriptor_is_dropped_with_a
   rlimit none_left = before;
   none_left.rlim_cur = open_descriptors() + 1;  // the dialing end, and no accepted one
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none_left), 0);
-  std::vector<shm::owned_fd> silent;
+  std::vector<owned_fd> silent;
   const auto decoded = shm::shm_offer::decode(offer.payload).value();
   EXPECT_TRUE(eventually([&] {
     if (auto socket = shm::connect_to(decoded.address.data())) silent.push_back(std::move(*socket));

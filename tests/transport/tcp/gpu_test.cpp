@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/tcp/sender.hpp"
-#include "troupe/transport/tcp/socket.hpp"
 
 #include "gpu_double.hpp"
 #include "gpu_nodes.hpp"
@@ -70,7 +70,7 @@ TEST(tcp_gpu, no_job_takes_a_chunk_that_one_before_it_waits_for) {
   const auto quota = std::make_shared<staging::chunk_quota>();
   std::array<int, 2> ends{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
-  const unique_fd ours{ends[0]}, theirs{ends[1]};
+  const owned_fd ours{ends[0]}, theirs{ends[1]};
   lane_sender sender{ours.get(), {}, [](bool) {}};
   const std::jthread lends_and_gives_back{[&](const std::stop_token& over) {
     while (!over.stop_requested()) {

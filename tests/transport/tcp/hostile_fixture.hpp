@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 #include "troupe/transport/endpoint.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
 #include "lane_by_hand.hpp"
@@ -154,8 +154,8 @@ class hostile : public ::testing::Test {
     }
   }
 
-  [[nodiscard]] unique_fd dial_victim() const {
-    unique_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  [[nodiscard]] owned_fd dial_victim() const {
+    owned_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     sockaddr_in at{};
     at.sin_family = AF_INET;
     at.sin_port = htons(victim.place->data_port());
@@ -167,23 +167,23 @@ class hostile : public ::testing::Test {
     return fd;
   }
   template <class Bytes>
-  static void send(const unique_fd& fd, const Bytes& bytes) {
+  static void send(const owned_fd& fd, const Bytes& bytes) {
     static_cast<void>(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
   }
   /// Whether the victim has hung up by now.
-  static bool has_hung_up(const unique_fd& fd) {
+  static bool has_hung_up(const owned_fd& fd) {
     char c[256];
     const auto got = ::recv(fd.get(), c, sizeof c, MSG_DONTWAIT);
     return got == 0 || (got < 0 && errno != EAGAIN);
   }
-  static bool hangs_up(const unique_fd& fd) {
+  static bool hangs_up(const owned_fd& fd) {
     return comes_true([&] { return has_hung_up(fd); });
   }
 
   /// A link to the victim on which we speak the protocol by hand.
   struct liar {
-    unique_fd fd;                   // lane 0
-    std::vector<unique_fd> others;  // the further lanes
+    owned_fd fd;                   // lane 0
+    std::vector<owned_fd> others;  // the further lanes
     std::shared_ptr<quiet_sink> sink{std::make_shared<quiet_sink>()};
     std::shared_ptr<link> wire;  // the victim's end
     remote_grant grant;
@@ -242,7 +242,7 @@ class hostile : public ::testing::Test {
     std::uint8_t status{255};
     completion_body body;
   };
-  static victims_word word_from(const unique_fd& fd) {
+  static victims_word word_from(const owned_fd& fd) {
     std::array<std::byte, header_size> head{};
     if (::recv(fd.get(), head.data(), head.size(), MSG_WAITALL) !=
         static_cast<ssize_t>(head.size()))
@@ -253,7 +253,7 @@ class hostile : public ::testing::Test {
     if (!body.empty()) static_cast<void>(::recv(fd.get(), body.data(), body.size(), MSG_WAITALL));
     return {.status = header->status, .body = decode_completion_body(body).value()};
   }
-  static std::uint8_t status_from(const unique_fd& fd) { return word_from(fd).status; }
+  static std::uint8_t status_from(const owned_fd& fd) { return word_from(fd).status; }
 
   node victim;
   node friend_;

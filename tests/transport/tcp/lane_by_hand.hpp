@@ -9,20 +9,20 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/tcp/lane_proof.hpp"
-#include "troupe/transport/tcp/socket.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
 namespace troupe::transport::tcp {
 
 template <class Bytes>
-void say(const unique_fd& fd, const Bytes& bytes) {
+void say(const owned_fd& fd, const Bytes& bytes) {
   EXPECT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(bytes.size()));
 }
 
 template <class Bytes>
-[[nodiscard]] Bytes hear(const unique_fd& fd) {
+[[nodiscard]] Bytes hear(const owned_fd& fd) {
   Bytes bytes{};
   EXPECT_EQ(::recv(fd.get(), bytes.data(), bytes.size(), MSG_WAITALL),
             static_cast<ssize_t>(bytes.size()));
@@ -37,7 +37,7 @@ struct lane_talk {
 };
 
 /// Up to the challenge.
-inline lane_talk greet(const unique_fd& fd, const hello& said) {
+inline lane_talk greet(const owned_fd& fd, const hello& said) {
   lane_talk talk;
   talk.greeting = encode(said);
   say(fd, talk.greeting);
@@ -61,7 +61,7 @@ inline dialers_proofs proofs_with(const link_secrets& with, const hello_bytes& g
 }
 
 /// Up to the proofs; the verdict comes when the other lanes are there.
-inline lane_talk prove(const unique_fd& fd, const hello& said, const link_secrets& with) {
+inline lane_talk prove(const owned_fd& fd, const hello& said, const link_secrets& with) {
   auto talk = greet(fd, said);
   talk.shown = encode(proofs_with(with, talk.greeting, talk.challenge));
   say(fd, talk.shown);
@@ -69,14 +69,14 @@ inline lane_talk prove(const unique_fd& fd, const hello& said, const link_secret
 }
 
 /// The code of the refusal that comes next; `nullopt`: something else comes.
-inline std::optional<errc> refusal_from(const unique_fd& fd) {
+inline std::optional<errc> refusal_from(const owned_fd& fd) {
   const auto reply = decode_reply(hear<reply_bytes>(fd));
   if (!reply || reply->kind != reply_kind::refusal) return std::nullopt;
   return static_cast<errc>(reply->status);
 }
 
 /// Whether the acceptor has the lane now, and has proved itself.
-inline bool is_accepted(const unique_fd& fd, const lane_talk& talk, const link_secrets& with) {
+inline bool is_accepted(const owned_fd& fd, const lane_talk& talk, const link_secrets& with) {
   const auto reply = decode_reply(hear<reply_bytes>(fd));
   return reply && reply->kind == reply_kind::verdict &&
          reply->body == prove_lane(link_role::acceptor, with.key(), talk.greeting, talk.challenge);

@@ -41,7 +41,7 @@ class last_words : public hostile {
     const int on = 1;
     EXPECT_EQ(::setsockopt(peer.fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on), 0);
   }
-  static void say_goodbye(const unique_fd& over) {
+  static void say_goodbye(const owned_fd& over) {
     std::array<std::byte, header_size> head{};
     encode(frame_header{.type = frame_type::goodbye}, head.data());
     send(over, head);

@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 
 #include "troupe/transport/endpoint.hpp"
-#include "troupe/transport/tcp/socket.hpp"
+#include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/tcp/wire.hpp"
 
 #include "lane_by_hand.hpp"
@@ -78,7 +78,7 @@ class silent_peer : public ::testing::Test {
   ~silent_peer() override { wire->close(); }
 
   void dial() {
-    peer = unique_fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    peer = owned_fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     sockaddr_in at{};
     at.sin_family = AF_INET;
     at.sin_port = htons(place->data_port());
@@ -116,7 +116,7 @@ class silent_peer : public ::testing::Test {
   std::unique_ptr<endpoint> place;
   region_id region;
   std::shared_ptr<link> wire;
-  unique_fd peer;
+  owned_fd peer;
 };
 
 }  // namespace

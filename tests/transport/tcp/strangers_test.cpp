@@ -71,7 +71,7 @@ TEST_F(hostile, ten_thousand_silent_connections_cost_a_bounded_number_of_descrip
 TEST_F(hostile, a_real_peer_gets_in_while_the_port_is_flooded) {
   std::atomic<bool> enough{false};
   std::thread flood{[&] {
-    std::vector<unique_fd> held;
+    std::vector<owned_fd> held;
     while (!enough) {
       held.push_back(dial_victim());
       if (held.size() > 400) held.clear();

@@ -49,11 +49,11 @@ class takeover : public hostile {
     });
   }
   /// The rest of the link, and a write over each of its lanes.
-  void goes_on_with(const unique_fd& first, const lane_talk& first_talk) {
+  void goes_on_with(const owned_fd& first, const lane_talk& first_talk) {
     const auto second = dial_victim();
     goes_on_with(first, first_talk, second, prove(second, greeting_of(1), secrets));
   }
-  void goes_on_with(const unique_fd& first, const lane_talk& first_talk, const unique_fd& second,
+  void goes_on_with(const owned_fd& first, const lane_talk& first_talk, const owned_fd& second,
                     const lane_talk& second_talk) {
     EXPECT_TRUE(is_accepted(first, first_talk, secrets));
     EXPECT_TRUE(is_accepted(second, second_talk, secrets));
@@ -78,7 +78,7 @@ class takeover : public hostile {
     EXPECT_FALSE(sink->broken);
   }
   /// The network ends the connection: its other end is in this process.
-  static void end_at_victim(const unique_fd& fd) {
+  static void end_at_victim(const owned_fd& fd) {
     sockaddr_in ours{};
     socklen_t size = sizeof ours;
     ASSERT_EQ(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&ours), &size), 0);
@@ -140,7 +140,7 @@ class false_peer : public hostile {
     const offer_payload theirs{
         .host = "127.0.0.1", .port = ntohs(at.sin_port), .lanes = 1, .link = 5, .secret = {}};
     EXPECT_TRUE(dialer->connect({backend_kind::tcp, their_life, encode(theirs)}));
-    fd = unique_fd{::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC)};
+    fd = owned_fd{::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC)};
     greeting = hear<hello_bytes>(fd);
   }
   ~false_peer() override { dialer->close(); }
@@ -159,10 +159,10 @@ class false_peer : public hostile {
     return sink->reason.code;
   }
 
-  unique_fd door{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  owned_fd door{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   std::shared_ptr<quiet_sink> sink{std::make_shared<quiet_sink>()};
   std::shared_ptr<link> dialer;
-  unique_fd fd;
+  owned_fd fd;
   hello_bytes greeting{};
 };
 
@@ -213,7 +213,7 @@ TEST_F(takeover, a_lane_whose_connection_has_ended_may_be_dialled_again) {
     prove(lost, greeting_of(0), secrets);
     EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);  // by now it is there
   }
-  std::optional<unique_fd> first;
+  std::optional<owned_fd> first;
   lane_talk talk;
   auto unknown = greeting_of(0);
   ++unknown.link;

@@ -55,7 +55,7 @@ struct handmade_peer {
   }
 
   two_nodes& n;
-  shm::owned_fd socket;
+  owned_fd socket;
 };
 
 struct lent : ::testing::Test {

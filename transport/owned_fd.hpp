@@ -4,18 +4,18 @@
 
 #include <unistd.h>
 
-namespace troupe::transport::shm {
+namespace troupe::transport {
 
 /// A file descriptor that is closed with its owner.
 class owned_fd {
  public:
   owned_fd() = default;
   explicit owned_fd(int fd) noexcept : fd_{fd} {}
-  owned_fd(owned_fd&& other) noexcept : fd_{std::exchange(other.fd_, -1)} {}
+  owned_fd(owned_fd&& other) noexcept : fd_{other.release()} {}
   owned_fd& operator=(owned_fd&& other) noexcept {
     if (this != &other) {
       reset();
-      fd_ = std::exchange(other.fd_, -1);
+      fd_ = other.release();
     }
     return *this;
   }
@@ -23,12 +23,14 @@ class owned_fd {
 
   [[nodiscard]] int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
+  /// The descriptor, the caller's to close from now on; -1 where there is none.
+  int release() noexcept { return std::exchange(fd_, -1); }
   void reset() noexcept {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+    if (const int fd = release(); fd >= 0) ::close(fd);
   }
 
  private:
   int fd_{-1};
 };
 
-}  // namespace troupe::transport::shm
+}  // namespace troupe::transport
