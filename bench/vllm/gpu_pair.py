@@ -62,11 +62,11 @@ class LastCache:
     """Where the cache of the last prompt that was sent or loaded lies, by the orders of the connector's worker."""
 
     def __init__(self, worker_class):
-        self._caches, self._blocks = {}, []
+        self._caches, self._blocks, self._worker = {}, [], None
         register, carry_out, offer = worker_class.register, worker_class.carry_out, worker_class.offer
 
         def note_caches(worker, caches, **rest):
-            self._caches = dict(caches)
+            self._caches, self._worker = dict(caches), worker
             register(worker, caches, **rest)
 
         def note_blocks(worker, step):
@@ -84,6 +84,11 @@ class LastCache:
             offer(worker, ends)
 
         worker_class.register, worker_class.carry_out, worker_class.offer = note_caches, note_blocks, note_offers
+
+    def links(self):
+        """The backend of each, and why it was chosen."""
+        # pylint: disable-next=protected-access
+        return ", ".join(f"{one['backend']} ({one['reason']})" for one in self._worker._engine.report()["links"])
 
     def digest(self, tokens):
         """Of the first `tokens` in every layer. Nothing else has been asked since, so that their blocks are as they were."""
@@ -122,6 +127,9 @@ def engine(name, asked, jobs, answers):
     for job in iter(jobs.get, None):
         if isinstance(job, int):
             answers.put(last.digest(job))
+            continue
+        if job == "links":
+            answers.put(last.links())
             continue
         prompt, tokens, params = job
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False,
@@ -167,6 +175,10 @@ class Engines:
         for jobs, _, _ in self._engines.values():
             jobs.put(tokens)
         return self.answer("prefill") == self.answer("decode")
+
+    def links(self):
+        self._engines["decode"][0].put("links")
+        return self.answer("decode")
 
     def signal(self, name, number):
         os.kill(self._engines[name][2].pid, number)
@@ -293,6 +305,7 @@ def main():
     prompts = Prompts(asked)
     fine = lose(engines, asked, prompts) if asked.lose else all([
         measure(engines, asked, length, prompts) for length in map(int, asked.lengths.split(","))])
+    print(f"the link is over {engines.links()}")
     engines.end()
     return 0 if fine else 1
 

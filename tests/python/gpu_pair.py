@@ -1,6 +1,6 @@
 """Two processes whose caches are torch tensors of a GPU. By hand, on a machine with one: CI has none.
 
-Usage: TROUPE_COMMAND=troupe gpu_pair.py [--gpus PREFILL,DECODE] [--blocks N]
+Usage: TROUPE_COMMAND=troupe gpu_pair.py [--gpus PREFILL,DECODE] [--masked] [--blocks N]
 
 Moves a prompt in every form that `Memory.of` takes (tensor, storage, __dlpack__, __cuda_array_interface__), pushed
 layer by layer behind events of the computing stream, and pulled at once, with the decode side's stream waiting on the
@@ -195,7 +195,12 @@ def pair(options: argparse.Namespace, mode: str, form: str, folder: Path) -> Non
             here += ["--blocks", str(options.blocks)]
             gpus = options.gpus.split(",")
             sides = [
-                subprocess.Popen([*here, "--side", side, "--gpu", gpu], stdout=subprocess.PIPE, text=True)
+                subprocess.Popen(
+                    [*here, "--side", side, "--gpu", "0" if options.masked else gpu],
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if options.masked else None,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
                 for side, gpu in zip(("prefill", "decode"), (gpus[0], gpus[-1]), strict=True)
             ]
             said = [side.communicate(timeout=2 * PATIENCE)[0].split("\n") for side in sides]
@@ -209,6 +214,7 @@ def pair(options: argparse.Namespace, mode: str, form: str, folder: Path) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", default="0", help="of the prefill and the decode side")
+    parser.add_argument("--masked", action="store_true", help="each side sees its own GPU alone")
     parser.add_argument("--blocks", type=int, default=257, help="of 16 tokens, a prime")
     parser.add_argument("--side")
     parser.add_argument("--port", type=int)
