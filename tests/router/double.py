@@ -193,6 +193,7 @@ class Server:
             return None
         transfer = params["troupe"]["request"] if "troupe" in params else secrets.token_hex(8)
         self.pinned.add(transfer)
+        transfer = "gone" if self.behaviour.get("loses") else transfer
         return {"do_remote_prefill": True, "do_remote_decode": False, "transfer": transfer,
                 "at": f"http://127.0.0.1:{self.port}"}
 

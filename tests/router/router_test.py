@@ -325,6 +325,20 @@ class CarriesOn(Routed):
                 self.decodes[0].behave(break_after=9, pause=0.005, **behaviour)
                 self.assertIn(word, self.stream(body, path).error["message"])
 
+    def test_a_decode_that_finds_no_cache_computes_the_prompt_itself(self):
+        self.pair(decodes=1)
+        self.prefills[0].behave(loses=1)
+        for more in ({}, {"stream": True}):
+            with self.subTest(**more):
+                request = f"gone{len(more)}"
+                if more:
+                    self.assert_whole(self.stream(completion(), headers={"X-Request-Id": request}))
+                else:
+                    answer = self.front.ask("/v1/completions", completion(), {"X-Request-Id": request})[2]
+                    self.assertEqual(answer["choices"][0]["text"], text_after(PROMPT, 40))
+                self.assertEqual([len(one.asked(request)) for one in (self.prefills[0], self.decodes[0])], [1, 2])
+        self.assertEqual(self.front.metric("troupe_router_carried_on_total"), 0)
+
     def test_retries_are_bounded(self):
         self.pair(decodes=2, settings="limits: {retries: 1}\n")
         for one in self.decodes:
@@ -339,7 +353,8 @@ class CarriesOn(Routed):
             one.behave(status=500)
         status, _, answer = self.front.ask("/v1/completions", completion(), {"X-Request-Id": "five"})
         self.assertEqual((status, answer["error"]["type"]), (500, "double"))
-        self.assertEqual(sum(len(one.asked("five")) for one in self.decodes), 3)
+        # Three attempts, each with the cache of the prompt and, since that might be gone, without.
+        self.assertEqual(sum(len(one.asked("five")) for one in self.decodes), 6)
         self.decodes[1].behave()
         self.assert_whole(self.stream(completion()))
 

@@ -197,7 +197,7 @@ class Attempts:
                 transfer = self._named(prefill) if prefill.ranks else None
                 params = await self._prefill(seat, prefill, leg, transfer, in_turn=True)
                 self._source = None if params is None else _Source(prefill, params, len(self._said.tokens))
-            await self._decode(decode, leg, None if self._source is None else self._source.params)
+            await self._decode_from_source(decode, leg)
         decode.served()
 
     def _named(self, prefill: Instance) -> str:
@@ -229,6 +229,23 @@ class Attempts:
                 "%s: %s keeps no cache of its prompt, which is computed twice", self._incoming.id, prefill.name
             )
         return params
+
+    async def _decode_from_source(self, decode: Instance, leg: _Leg) -> None:
+        """Whoever held the cache may be gone, and nobody know of it yet: the decode that cannot load it is to blame only
+        if it refuses the prompt itself as well."""
+        if self._source is None:
+            await self._decode(decode, leg, None)
+            return
+        try:
+            await self._decode(decode, leg, self._source.params)
+            return
+        except RefusedError as why:
+            if self._said.heard or why.status != _CANNOT_LOAD:
+                raise
+            logger.warning("%s: %s, and computes the prompt itself now", self._incoming.id, why)
+        self._source = None
+        self._give_back()
+        await self._decode(decode, leg, None)
 
     async def _decode(
         self, decode: Instance, leg: _Leg, source: Mapping[str, Any] | None, *, waits: bool = False
