@@ -19,7 +19,8 @@ class FlippingConnector(troupe.vllm.TroupeConnector):
     def register_kv_caches(self, kv_caches):
         super().register_kv_caches(kv_caches)
         kinds = [type(group.kv_cache_spec).__name__ for group in self._kv_cache_config.kv_cache_groups]
-        self._group = kinds.index("FullAttentionSpec")  # a window may have left the first block behind
+        # A window may have left the first block behind.
+        self._group = next(place for place, kind in enumerate(kinds) if kind != "SlidingWindowSpec")
         self._first_layer = kv_caches[self._kv_cache_config.kv_cache_groups[self._group].layer_names[0]]
         self._first_blocks = {}
 
