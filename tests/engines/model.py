@@ -40,10 +40,17 @@ def windows():
 
 
 def latents():
+    """vLLM computes the last token of a prompt whose others were loaded by another kernel. Where weights are as large as in
+    the other models, that shows in the text."""
     shape = {**SHAPE, "num_key_value_heads": SHAPE["num_attention_heads"], "head_dim": 64}
-    return DeepseekV2ForCausalLM(DeepseekV2Config(
+    model = DeepseekV2ForCausalLM(DeepseekV2Config(
         **shape, first_k_dense_replace=SHAPE["num_hidden_layers"], kv_lora_rank=512, q_lora_rank=None,
-        qk_nope_head_dim=64, qk_rope_head_dim=64, v_head_dim=64))
+        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 1.0 if "embed" in name else 0.03)
+    return model
 
 
 def tokenizer():

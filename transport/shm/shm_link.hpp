@@ -13,8 +13,9 @@
 
 namespace troupe::transport::shm {
 
-/// One end of an `shm` link: the processor copies, small batches, and larger ones that the
-/// caller waits for, on the thread that posts them, others in slices on a progress thread. An `xgmi` link is one as well, for memory of the host.
+/// One end of an `shm` link: the processor copies, small batches, and larger ones that the caller
+/// waits for, on the thread that posts them, others in slices on a progress thread. An `xgmi` link is
+/// one as well, for memory of the host.
 class shm_link : public mapped_link {
  public:
   shm_link(const backend_context& context, std::shared_ptr<shm_listener> listener,

@@ -240,10 +240,18 @@ class Attempts:
             await self._decode(decode, leg, self._source.params)
             return
         except RefusedError as why:
-            if self._said.heard or why.status != _CANNOT_LOAD:
+            if not self._may_lack_the_cache(why):
                 raise
-            logger.warning("%s: %s, and computes the prompt itself now", self._incoming.id, why)
+            refused = why
         self._source = None
+        await self._decode_without_cache(decode, leg, refused)
+
+    def _may_lack_the_cache(self, why: RefusedError) -> bool:
+        return not self._said.heard and why.status == _CANNOT_LOAD
+
+    async def _decode_without_cache(self, decode: Instance, leg: _Leg, refused: RefusedError) -> None:
+        """By the engine that refused to load one."""
+        logger.warning("%s: %s, and computes the prompt itself now", self._incoming.id, refused)
         self._give_back()
         await self._decode(decode, leg, None)
 
@@ -273,19 +281,18 @@ class Attempts:
             await self._written(seat.decode, computes, writes)
             return
         except RefusedError as why:
-            if self._said.heard or why.status != _CANNOT_LOAD:
+            if not self._may_lack_the_cache(why):
                 raise
             await asyncio.wait({computes}, timeout=_BLAME)
             if computes.done():
                 computes.result()  # a failed prefill raises its own error
-            logger.warning("%s: %s, and computes the prompt itself now", self._incoming.id, why)
+            refused = why
         finally:
             await end(computes, writes)
             self._log_late_loss(computes, writes)
         # The prefill may have preempted the prompt or not offered it, so the decode is to blame only if it refuses
         # again. Nothing is to be waited for: of a prompt that is computed again the prefill keeps no cache.
-        self._give_back()
-        await self._decode(seat.decode, leg, None)
+        await self._decode_without_cache(seat.decode, leg, refused)
 
     async def _written(self, decode: Instance, computes: _Computes, writes: asyncio.Task[None]) -> None:
         """Returns when `writes` has ended well. Raises its error, or that of `computes` if the decode has said nothing
