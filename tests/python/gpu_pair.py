@@ -224,6 +224,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.side:
         troupe.configure_logging(level="warn")
+        torch.cuda.set_device(options.gpu)  # torch exports, by DLPack, what lies on its current GPU alone
         side = {"prefill": prefill, "decode": decode}[options.side]
         side(options, deployment(options.port, options.mode))
         return

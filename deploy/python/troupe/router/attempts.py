@@ -231,7 +231,7 @@ class Attempts:
         return params
 
     async def _decode_from_source(self, decode: Instance, leg: _Leg) -> None:
-        """Whoever held the cache may be gone, and nobody know of it yet: the decode that cannot load it is to blame only
+        """Whoever held the cache may be gone, and nobody know of it yet: a decode that cannot load it is to blame only
         if it refuses the prompt itself as well."""
         if self._source is None:
             await self._decode(decode, leg, None)
