@@ -260,6 +260,8 @@ TEST(a_request, that_one_side_gives_up_ends_at_both_and_leaves_nothing_behind) {
           e.nodes.call_later(who, prefill ? "prefill" : "decode",
                              prefill ? to_json(e.prefill_of(what)) : to_json(e.decode_of(what)));
       e.nodes.wait_until_it_holds_blocks(who);
+      // Or the next source of that name meets this receive, and ends with it.
+      if (!prefill) e.nodes.wait_until_it_is_asked("prefill-0");
       // It has its blocks a moment before it is a request that can be given up.
       EXPECT_TRUE(
           comes_true([&] { return bool{e.nodes.call(who, "abort", abort_to_json(what.id))}; }));

@@ -94,17 +94,25 @@ class cluster {
         << " took no blocks";
   }
 
-  /// All blocks of every node are free again; waits a little for quarantines to end.
+  /// Waits until a receive of the decode side waits there for its request.
+  void wait_until_it_is_asked(const std::string& name) {
+    EXPECT_TRUE(comes_true([&] { return !client_->report(name).value().parked.empty(); }))
+        << name << " was asked for nothing";
+  }
+
+  /// All blocks of every node are free again, and none keeps what another one asked; waits a
+  /// little for quarantines to end and for words under way.
   void expect_nothing_is_held() {
     for (const auto& node : {prefill_, decode_})
       for (const auto& name : node) {
-        actors::pool_report pool;
+        actors::node_report now;
         (void)comes_true([&] {
-          pool = client_->report(name).value().pool;
-          return pool.blocks_free == pool.blocks_total;
+          now = client_->report(name).value();
+          return now.pool.blocks_free == now.pool.blocks_total && now.parked.empty();
         });
-        EXPECT_EQ(pool.blocks_free, pool.blocks_total) << name;
-        EXPECT_EQ(pool.blocks_quarantined, 0u) << name;
+        EXPECT_EQ(now.pool.blocks_free, now.pool.blocks_total) << name;
+        EXPECT_EQ(now.pool.blocks_quarantined, 0u) << name;
+        EXPECT_TRUE(now.parked.empty()) << name;
       }
   }
 
