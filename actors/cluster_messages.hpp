@@ -25,7 +25,7 @@ struct registration_request {
   std::string cluster;
   node_info node;
   std::uint32_t wanted_replica{0};  ///< of the deployment's slot; the supervisor decides
-  std::uint8_t join{0};             ///< 1: a node that no file names, into an open stage
+  std::uint8_t join{0};             ///< 1: a node that the file does not name joins an open stage
 };
 
 struct registration {
@@ -37,7 +37,7 @@ struct registration {
   std::uint32_t heartbeat_interval_ms{1000};
 };
 
-/// What a node says of itself with every heartbeat.
+/// What a node reports about itself with every heartbeat.
 struct load_report {
   std::uint32_t queue_length{0};  ///< requests waiting or running in the engine and the pool's line
   std::uint32_t active_transfers{0};
@@ -53,8 +53,8 @@ struct heartbeat {
   std::uint64_t incarnation{0};
   std::uint64_t sequence{0};
   load_report load;
-  std::string failure;     ///< why the node can serve nobody; empty: it can
-  std::uint64_t epoch{0};  ///< of the newest membership that it has
+  std::string failure;     ///< why the node cannot serve; empty if it can
+  std::uint64_t epoch{0};  ///< of the newest membership that the node has
 };
 
 struct heartbeat_ack {
@@ -68,46 +68,46 @@ struct member {
   std::uint8_t state{0};  ///< `node_state`
   load_report load;
   std::string reason;  ///< why it is in that state
-  /// When this life was taken in, or taken in again after it had been down. What was placed on it
+  /// When this life was admitted, or admitted again after it had been down. Anything placed on it
   /// before is void.
   std::uint64_t registered{0};
 };
 
-/// The whole truth of the supervisor at one epoch.
+/// The supervisor's full view of the cluster at one epoch.
 struct membership {
   std::string cluster;
   std::uint64_t supervisor_incarnation{0};
   std::uint64_t epoch{0};
   std::vector<member> members;
-  /// 1: the supervisor has begun a moment ago, and nodes that were there before may still register with it.
-  /// 0: who is not in the list is no member.
+  /// 1: the supervisor has just begun, and nodes from before may still register with it. 0: a node
+  /// that is not in the list is no member.
   std::uint8_t collecting{0};
 };
 
-/// An operator wants a node to take no new request, end what it has, and leave.
+/// An operator asks a node to accept no new request, finish those that it has, and leave.
 struct drain_request {
   std::string name;
-  std::uint32_t deadline_ms{0};  ///< then it leaves whatever it still has
-  std::uint8_t cancel{0};        ///< 1: it shall serve on
+  std::uint32_t deadline_ms{0};  ///< after that it leaves, whatever it still has
+  std::uint8_t cancel{0};        ///< 1: the node is to go on serving
 };
 struct drain_reply {
   std::uint8_t failed{0};
   std::string sentence;
-  std::uint64_t incarnation{0};  ///< that drains now
+  std::uint64_t incarnation{0};  ///< of the life that now drains
 };
-/// What a node that is drained has to do.
+/// What a draining node is to do.
 enum class drain_step : std::uint8_t {
   finish,  ///< end what it has, and take no more
   leave,   ///< nothing is left, or the deadline has passed
   resume,  ///< serve on: the drain was cancelled
 };
-/// The supervisor's word to such a node.
+/// The supervisor's order to a draining node.
 struct drain_order {
   std::uint64_t incarnation{0};
   drain_step step{drain_step::finish};
 };
 
-/// A process that was started for a stage, not for a name: which node shall it be?
+/// Asks which node of a stage this process is to be; it was started for the stage, not for a name.
 struct slot_claim {
   std::uint32_t version{protocol_version};
   std::string cluster;
@@ -115,18 +115,18 @@ struct slot_claim {
   std::uint64_t incarnation{0};  ///< that it will register with
   std::string host;
   std::uint32_t pid{0};
-  std::string held{};  ///< the name that it was granted; it can be no other. Empty: none
+  std::string held{};  ///< the name granted before, which it must keep; empty if none
 };
 struct slot_grant {
   std::uint8_t failed{0};
   std::string sentence;
-  std::string name;          ///< of the deployment; nobody else gets it meanwhile
-  std::uint32_t held_ms{0};  ///< so long it is kept for it to register
+  std::string name;          ///< a node name of the deployment, reserved for this process
+  std::uint32_t held_ms{0};  ///< how long the name stays reserved for it to register
 };
 
-/// What happened in the cluster, for people: a line of `troupe events`.
+/// Something that happened in the cluster, for people: a line of `troupe events`.
 struct cluster_event {
-  std::uint64_t sequence{0};  ///< from 1, without gaps, of one life of the supervisor
+  std::uint64_t sequence{0};  ///< from 1 and without gaps within one life of the supervisor
   std::uint64_t unix_ms{0};   ///< the supervisor's wall clock; nothing is decided by it
   std::string what;           ///< `joining`, `up`, ... (a state), `refused`, `unplaced`, ...
   std::string node;
@@ -135,12 +135,12 @@ struct cluster_event {
   std::string text;
 };
 struct event_query {
-  std::uint64_t after{0};  ///< the sequence of the last one that is known
+  std::uint64_t after{0};  ///< sequence of the newest event that the caller has
   std::uint32_t max{0};
 };
 struct event_page {
   std::uint64_t supervisor_incarnation{0};
-  std::uint64_t newest{0};  ///< sequence; older ones than those it keeps are gone
+  std::uint64_t newest{0};  ///< newest sequence number; the supervisor drops its oldest events
   std::vector<cluster_event> events;
 };
 
@@ -150,8 +150,8 @@ struct link_request {
   std::string cluster;
   node_info from;
   std::uint64_t to_incarnation{0};
-  /// Who took the asking life in last, and at which epoch of its: tells a new life of a node from a
-  /// former one that woke up.
+  /// The supervisor that last admitted the asking life, and its epoch then: tells a new life of a
+  /// node from a former one that woke up.
   std::uint64_t supervisor_incarnation{0};
   std::uint64_t registered_epoch{0};
   std::uint8_t backend{0};  ///< `transport::backend_kind`
@@ -177,7 +177,7 @@ enum class link_fate : std::uint8_t {
   node_stops,  ///< the link ends with its node
 };
 
-/// One end of a link to the other, beside the link: what its transport may not be able to tell.
+/// Sent by one end of a link to the other, beside the link, for what its transport may not report.
 struct link_notice {
   link_fate fate{link_fate::broke};
   std::string why;

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Who a node is. As it travels in cluster messages, and as engines see it.
+/// Who a node is. Used in cluster messages and by engines.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +20,8 @@ enum class node_state : std::uint8_t { joining = 1, up, suspect, down, leaving }
 [[nodiscard]] std::optional<node_role> node_role_from(std::uint8_t number) noexcept;
 [[nodiscard]] std::optional<node_state> node_state_from(std::uint8_t number) noexcept;
 
-/// What a node of an open stage is known by outside of Troupe: an engine's id, the address of its
-/// HTTP server. Compared with nothing; `cluster_client::find_label` looks for it.
+/// A name by which the outside of Troupe knows a node of an open stage: an engine's id, the address
+/// of its HTTP server. Only `cluster_client::find_label` looks at it.
 struct node_label {
   std::string key;
   std::string value;
@@ -38,29 +38,29 @@ struct node_info {
   std::string stage;
   std::uint8_t role{0};      ///< `node_role`
   std::uint32_t replica{0};  ///< assigned by the supervisor; meaningless before
-  /// Within the replica, and how many that has: of P parts of T tensor-parallel ranks P * T, where
-  /// tensor-parallel rank t of part p is p * T + t.
+  /// Within the replica, and how many ranks the replica has: P * T for P parts of T tensor-parallel
+  /// ranks, where tensor-parallel rank t of part p is p * T + t.
   std::uint32_t rank{0};
   std::uint32_t ranks{1};
   std::string host;
-  std::uint16_t port{0};  ///< the cluster port that was really bound
+  std::uint16_t port{0};  ///< the cluster port actually bound
   std::uint64_t incarnation{0};
   std::uint32_t pid{0};
-  /// Where its process runs, as `transport::host_identity` says it: whoever dials the node knows
-  /// before that which backends are for one host only. Empty: it does not know.
+  /// Where its process runs, as in `transport::host_identity`: tells a dialler in advance which
+  /// backends work within one host only. Empty: unknown.
   std::string boot_id{};
   std::uint64_t network_namespace{0};
   std::uint64_t pid_namespace{0};
   std::uint64_t user_namespace{0};
   std::uint32_t uid{0};
   // Of nodes of open stages only:
-  std::string replica_name{};                 ///< the engine's own id, the same of all its ranks
-  kvcache::layout_fingerprint fingerprint{};  ///< of its layout; all zero: not said, fits any
+  std::string replica_name{};                 ///< the engine's own id, the same for all its ranks
+  kvcache::layout_fingerprint fingerprint{};  ///< of its layout; all zero: not stated, fits any
   std::vector<node_label> labels{};
 };
-/// What is wrong with the labels of a node. Empty: nothing.
+/// What is wrong with the labels of a node. Empty if nothing is.
 [[nodiscard]] std::optional<std::string> wrong_labels(const std::vector<node_label>& labels);
-/// Whether a node may say this of its host: empty, or hex digits and dashes.
+/// Whether `text` is valid as `node_info::boot_id`: empty, or hex digits and dashes.
 [[nodiscard]] bool is_boot_id(std::string_view text) noexcept;
 
 // -- inspection

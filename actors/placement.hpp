@@ -1,6 +1,6 @@
 #pragma once
 
-/// Where a request goes. As it travels in cluster messages, and as engines see it.
+/// Where a request goes. Used in cluster messages and by engines.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,14 +24,14 @@ struct placement_request {
   std::string request;  ///< id of the request, for logs and affinity
   std::string from;     ///< stage; empty: the deployment's only edge
   std::string to;
-  std::uint32_t timeout_ms{0};  ///< how long to wait when nobody is up; 0: fail at once
-  /// Requests that name the same one (a session, a conversation) go to the same replicas while those
-  /// are up; at most 256 bytes. Empty: wherever the policy says.
+  std::uint32_t timeout_ms{0};  ///< how long to wait while no replica is up; 0: fail at once
+  /// Requests with the same affinity (a session, a conversation) go to the same replicas while
+  /// those are up; at most 256 bytes. Empty: the policy alone decides.
   std::string affinity{};
-  /// Not empty: this is the same request once more, since these nodes of where it was placed were
-  /// lost to it. Counts against `limits.retry_budget`.
+  /// Not empty: places the same request again because it lost these nodes of its former placement.
+  /// Counts against `limits.retry_budget`.
   std::vector<std::string> failed{};
-  /// With `failed`: 1 when the prefill replica holds the sealed cache, so that it is gone back to
+  /// With `failed`: 1 if the prefill replica holds the sealed cache; that replica is chosen again
   /// while it is up in the same life.
   std::uint8_t keep_source{0};
 };
@@ -43,15 +43,15 @@ struct placement {
   std::uint64_t supervisor_incarnation{0};
   std::uint64_t epoch{0};
   std::uint32_t attempt{1};     ///< of this request, from 1
-  std::uint8_t same_source{0};  ///< 1: the prefill replica of the attempt before, in the same life
-  /// Of the edge. Of one over which no layers move it says nothing: no `receive` goes along it.
+  std::uint8_t same_source{0};  ///< 1: same prefill replica as the former attempt, in the same life
+  /// The edge's mode. Unspecified for an edge over which no layers move: no `receive` uses it.
   transfer_mode mode{transfer_mode::write};
   std::vector<node_info> prefill;  ///< every rank of the chosen replica, in rank order
   std::vector<node_info> decode;
-  /// Of the layout that both replicas have, where a stage is open; else all zero.
+  /// Of the layout that both replicas share if a stage is open; else all zero.
   kvcache::layout_fingerprint fingerprint{};
 };
-/// What is wrong with the supervisor's word where it placed a request. Empty: nothing.
+/// What is wrong with the mode in the supervisor's answer. Empty if nothing is.
 [[nodiscard]] std::optional<troupe::error> wrong_mode(const placement& where);
 
 // -- inspection

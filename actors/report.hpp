@@ -1,6 +1,6 @@
 #pragma once
 
-/// What a node owns and does. As it travels in cluster messages, and as engines see it.
+/// What a node owns and does. Used in cluster messages and by engines.
 
 #include <cstdint>
 #include <string>
@@ -17,26 +17,26 @@ struct lane_report {
   std::uint32_t gid_index{0};
   std::string gid;
   std::uint64_t requests_posted{0}, requests_completed{0}, bytes{0};
-  std::uint8_t port_up{1};        ///< as the device said last
+  std::uint8_t port_up{1};        ///< as the device last reported
   std::uint32_t port_downs{0};    ///< how often the port went down since the node started
   std::uint32_t port_changes{0};  ///< how often its addresses or partition keys changed since then
-  /// How often the port, not this lane alone, has sent again since the link was made last; negative:
-  /// its driver does not count that.
+  /// How often the port (not only this lane) has retransmitted since the link was last made;
+  /// negative: its driver does not count that.
   std::int64_t port_retries{-1};
 };
 
 struct link_report {
   std::string peer;
   std::uint64_t peer_incarnation{0};
-  std::string backend;  ///< empty: none is chosen yet
+  std::string backend;  ///< empty: none chosen yet
   std::string reason;
   std::string state;  ///< connecting, up, rebuilding, broken
   std::uint32_t lanes{0};
-  std::uint64_t bytes_out{0}, bytes_in{0}, in_flight{0}, refused{0};  ///< since it was made last
-  std::uint32_t rebuilds{0};                         ///< how often it broke and was made again
-  std::string last_break;                            ///< why it broke last; empty: never
-  std::uint64_t posted{0}, completed{0}, failed{0};  ///< batches of this end, since then
-  std::vector<lane_report> by_lane;                  ///< empty where lanes are no queue pairs
+  std::uint64_t bytes_out{0}, bytes_in{0}, in_flight{0}, refused{0};  ///< since it was last made
+  std::uint32_t rebuilds{0};                         ///< how often it broke and was rebuilt
+  std::string last_break;                            ///< why it last broke; empty: never
+  std::uint64_t posted{0}, completed{0}, failed{0};  ///< this end's batches since then
+  std::vector<lane_report> by_lane;                  ///< empty if the lanes are no queue pairs
 };
 
 struct transfer_report {
@@ -55,17 +55,17 @@ struct pool_report {
   std::uint64_t blocks_total{0}, blocks_free{0}, blocks_quarantined{0}, waiting{0};
   std::uint64_t store_bytes{0}, store_used{0}, store_keys{0};
   std::string
-      memory{};  ///< of the host: what the cache is made of, "huge pages of 2 MiB, NUMA node 0"
+      memory{};  ///< host memory: what the cache is made of, "huge pages of 2 MiB, NUMA node 0"
 };
 
 /// A way to move bytes, and whether this node can use it now.
 struct backend_report {
   std::string name;
   std::uint8_t usable{0};
-  std::string reason;  ///< why not, or on what it stands
+  std::string reason;  ///< why not; if usable, what it relies on
 };
 
-/// Receives of one peer that wait for a request that this node does not know yet.
+/// Receives of one peer whose request this node does not know yet.
 struct parked_report {
   std::string peer;
   std::uint32_t receives{0};
@@ -81,9 +81,9 @@ struct node_report {
   std::vector<link_report> links;
   std::vector<transfer_report> transfers;
   std::uint64_t transfers_done{0}, transfers_failed{0}, bytes_moved{0};
-  std::uint64_t operations_open{0};   ///< of the engine, until it has taken the last event of each
+  std::uint64_t operations_open{0};   ///< of the engine; open until it has taken the last event
   std::uint64_t waiting_for_link{0};  ///< operations that wait for a link with their peer
-  std::vector<parked_report> parked;  ///< by peer, of at most `limits.max_parked` each
+  std::vector<parked_report> parked;  ///< by peer; each has at most `limits.max_parked`
 };
 
 // -- inspection

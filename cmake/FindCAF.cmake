@@ -1,9 +1,9 @@
-# Finds the C++ Actor Framework where its package brings no CMake configuration (CAF 0.17 of Debian 12).
+# Finds the C++ Actor Framework if its package has no CMake configuration (CAF 0.17 of Debian 12).
 #
 #   find_package(CAF 0.17 REQUIRED COMPONENTS core io openssl)
 #
 # defines CAF_FOUND, CAF_VERSION and one imported target per component: CAF::core, CAF::io, CAF::openssl,
-# the names that later releases of CAF export themselves.
+# the names that later releases of CAF export.
 
 find_path(CAF_INCLUDE_DIR caf/config.hpp)
 mark_as_advanced(CAF_INCLUDE_DIR)

@@ -1,10 +1,11 @@
 # How every target of the project is compiled, and how the include direction is enforced.
 #
 # troupe_library(<folder> SOURCES ... LINKS ... PUBLIC_HEADERS ...) makes the library `troupe_<folder>`,
-# alias `troupe::<folder>`. Its headers stand beside its sources and are included as
-# "troupe/<folder>/name.hpp" (those of actors/io, the library `troupe_io`, as "troupe/io/name.hpp"). PUBLIC_HEADERS are installed and include no others of ours; the rest is
-# private (tests/build/check_public_headers.cmake). Each folder gets an include root of its own in the build tree that holds
-# nothing but that folder, so a target can include only what it links.
+# alias `troupe::<folder>`. Its headers are beside its sources and are included as
+# "troupe/<folder>/name.hpp" (those of actors/io, the library `troupe_io`, as "troupe/io/name.hpp"). PUBLIC_HEADERS are
+# installed and include no private header of the project; all other headers are private
+# (tests/build/check_public_headers.cmake). Each folder has an include root of its own in the build tree that contains
+# only that folder, so a target can include only what it links.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -18,12 +19,12 @@ endif()
 
 find_program(TROUPE_CCACHE ccache)
 if(TROUPE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # All checkouts share what one of them compiled.
+  # All checkouts share compiled objects.
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}"
       CCACHE_NOHASHDIR=true "${TROUPE_CCACHE}")
 endif()
 
-# What is linked most are test programs, each with half of the project in it.
+# Most links are of test programs, each with half of the project in it.
 find_program(TROUPE_MOLD mold)
 mark_as_advanced(TROUPE_MOLD)
 if(TROUPE_MOLD AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
@@ -51,8 +52,8 @@ function(troupe_compile_settings target)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # g++ looks for memory that it can use again whenever it holds a few hundred MB: a tenth of the time. Not doing so
-    # below 1 GiB makes the largest source take 1.4 GB in place of 1.15.
+    # The garbage collection of g++, which starts at a few hundred MB, takes a tenth of the time. Without it below 1 GiB
+    # the largest source takes 1.4 GB instead of 1.15.
     target_compile_options(${target} PRIVATE --param=ggc-min-heapsize=1048576)
   endif()
   if(TROUPE_SANITIZE)
@@ -64,12 +65,12 @@ function(troupe_compile_settings target)
     if(type STREQUAL "EXECUTABLE")
       target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/tests/sanitizers/options.cpp")
       if(TROUPE_SANITIZE MATCHES "address")
-        # Else each start writes a million addresses of what the checks know of the program.
+        # Else each start relocates a million addresses in the data of the checks.
         target_link_options(${target} PRIVATE -no-pie)
       endif()
     endif()
     if(TROUPE_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      # The sanitizer does not model fences, which g++ warns of at each; what it reports is still right.
+      # The sanitizer does not model fences, and g++ warns at each fence; the sanitizer's reports are still right.
       target_compile_options(${target} PRIVATE -Wno-tsan)
     endif()
   endif()
@@ -78,18 +79,18 @@ function(troupe_compile_settings target)
   endif()
 endfunction()
 
-# For libraries that know CAF, whose templates take twice as long to compile with checks of every pointer that is
-# followed: the address sanitizer reports those that are null or lead to what is no object. What reads a peer's
-# bytes or moves any, `kvcache`, `transport`, `troupe_session` and `troupe_door`, keeps all checks.
+# For libraries that use CAF, whose templates take twice as long to compile with checks of every dereferenced pointer.
+# The address sanitizer still reports null and invalid pointers. The libraries that parse a peer's bytes or move bytes,
+# `kvcache`, `transport`, `troupe_session` and `troupe_door`, keep all checks.
 function(troupe_spare_pointer_checks target)
   if(TROUPE_SANITIZE MATCHES "address" AND TROUPE_SANITIZE MATCHES "undefined")
     target_compile_options(${target} PRIVATE -fno-sanitize=null,vptr,alignment,object-size)
   endif()
 endfunction()
 
-# Warnings that g++ 12 gives for nothing: overlapping copies in `"text" + std::to_string(n)` at -O3 (GCC bug
-# 105329, mended in 13), and, under a sanitizer, uninitialised members of an empty optional. Libraries are
-# written around them; tests, benchmarks and the command need not be.
+# False warnings of g++ 12: overlapping copies in `"text" + std::to_string(n)` at -O3 (GCC bug 105329, fixed in 13),
+# and, under a sanitizer, uninitialised members of an empty optional. Libraries are written around them; tests,
+# benchmarks and the command need not be.
 function(troupe_without_false_warnings target)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     if(NOT TROUPE_SANITIZE)
@@ -101,21 +102,21 @@ function(troupe_without_false_warnings target)
   endif()
 endfunction()
 
-# Compiles several sources of a target at once, which shares what their headers cost: with CAF's that is most of the
-# time. Each source still includes what it needs: the thread sanitizer's build takes other ones together, clang's and a
-# debugger's take it alone.
+# Compiles several sources of a target at once to share the cost of their headers, which is most of the time with those
+# of CAF. Each source still includes what it needs: the thread sanitizer's build groups sources differently, and the
+# builds with clang and for a debugger compile each source alone.
 function(troupe_unity target)
   if(TROUPE_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${TROUPE_UNITY_BATCH})
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-      # g++ 12 inlines more here and then takes members of what a variant does not hold for uninitialised.
+      # g++ 12 inlines more here, and then reports members of an inactive variant alternative as uninitialised.
       target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
     endif()
   endif()
 endfunction()
 
-# Less optimising than -O3 for libraries that neither move bytes nor plan moves: two thirds of the time that a source takes
-# are the optimiser's. -O2 takes a ninth of the whole away, -O1 a third.
+# Less optimisation than -O3 for libraries that neither move bytes nor plan moves: the optimiser takes two thirds of the
+# time of a source. -O2 saves a ninth of the total, -O1 a third.
 function(troupe_optimise target level)
   if(CMAKE_BUILD_TYPE STREQUAL "Release")
     target_compile_options(${target} PRIVATE ${level})
@@ -142,9 +143,9 @@ endfunction()
 
 add_custom_target(troupe_header_checks)
 
-# Every header of a folder compiles by itself: one generated source per header, built with the library. A header with a
-# source of its own needs none: that source includes it first (tests/build/check_includes.cmake sees to it), and is
-# compiled alone by some preset.
+# Checks that every header of a folder compiles by itself: one generated source per header, built with the library. A
+# header with a source of its own needs none: that source includes it first (tests/build/check_includes.cmake enforces
+# this), and is compiled alone by some preset.
 function(troupe_check_headers target folder)
   if(NOT TROUPE_CHECK_HEADERS)
     return()
@@ -153,13 +154,13 @@ function(troupe_check_headers target folder)
   if(NOT TROUPE_HAVE_VERBS)
     list(FILTER headers EXCLUDE REGEX "^rdma/")
   endif()
-  # What another target compiles.
+  # Headers that another target compiles.
   if(folder STREQUAL "deploy")
     list(FILTER headers EXCLUDE REGEX "^c/")
   elseif(folder STREQUAL "actors")
     list(FILTER headers EXCLUDE REGEX "^io/")
   endif()
-  # What only device compilers and the GPU builds read: tests/transport/xgmi compiles it.
+  # Headers for device compilers and the GPU builds only: tests/transport/xgmi compiles them.
   list(FILTER headers EXCLUDE REGEX "^xgmi/(hip_on_cuda|cuda_driver).hpp$")
   set(sources)
   foreach(header IN LISTS headers)
@@ -184,7 +185,7 @@ function(troupe_check_headers target folder)
     add_library(${target}_header_checks OBJECT ${sources})
     target_link_libraries(${target}_header_checks PRIVATE ${target})
     troupe_compile_settings(${target}_header_checks)
-    # Nothing is run: reading the header is the whole check.
+    # Nothing runs: compiling the header is the whole check.
     target_compile_options(${target}_header_checks PRIVATE -O0)
     add_dependencies(troupe_header_checks ${target}_header_checks)
   endif()

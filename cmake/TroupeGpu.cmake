@@ -1,8 +1,8 @@
 # Which GPUs the xgmi backend is built for. Sets TROUPE_GPU_KIND (cuda, hip, none) and TROUPE_GPU_LIBRARIES, and
 # defines what transport/ adds to its library.
 #
-# The default is none, not auto: what a build machine happens to have on its PATH must not change what its users
-# get, nor what continuous integration tests. Whoever has GPUs says -DTROUPE_GPU=auto.
+# The default is none, not auto: the tools that happen to be on a build machine's PATH must not change the product or
+# the tests of continuous integration. With GPUs, use -DTROUPE_GPU=auto.
 set(TROUPE_GPU none CACHE STRING "Build the xgmi backend for: auto (cuda where nvcc is, else hip where hipcc is, else \
 none), cuda, hip, none")
 set_property(CACHE TROUPE_GPU PROPERTY STRINGS auto cuda hip none)
@@ -35,7 +35,7 @@ if(TROUPE_GPU_KIND STREQUAL "hip" AND NOT TROUPE_HIPCC)
                       "(deploy/install-packages gpu)")
 endif()
 
-# The include root of the folders, for the device compilers, which see no targets.
+# The include root of the folders, for the device compilers, which do not use CMake targets.
 set(TROUPE_GPU_INCLUDES "-I${PROJECT_BINARY_DIR}/include/transport" "-I${PROJECT_BINARY_DIR}/include/kvcache")
 
 # troupe_gpu_compile_command(<out> <kind> <source> <object>): how the kernels are compiled.
@@ -45,7 +45,7 @@ function(troupe_gpu_compile_command out kind source object)
     foreach(architecture IN LISTS TROUPE_CUDA_ARCHITECTURES)
       list(APPEND targets "-gencode=arch=compute_${architecture},code=sm_${architecture}")
     endforeach()
-    # The newest one also as text that the driver compiles for GPUs that come later.
+    # The newest architecture also as PTX, which the driver compiles for later GPUs.
     list(GET TROUPE_CUDA_ARCHITECTURES -1 newest)
     list(APPEND targets "-gencode=arch=compute_${newest},code=compute_${newest}")
     set(command "${TROUPE_NVCC}" -x cu -std=c++17 -O3 -DTROUPE_GPU_CUDA ${targets}
@@ -64,13 +64,13 @@ endfunction()
 set(TROUPE_GPU_LIBRARIES)
 if(TROUPE_GPU_KIND STREQUAL "cuda")
   find_package(CUDAToolkit REQUIRED)
-  # Static: it looks for the driver when the program runs, so that the program also starts without one.
+  # Static: the runtime looks for the driver when the program runs, so the program also starts without a driver.
   set(TROUPE_GPU_LIBRARIES CUDA::cudart_static)
 elseif(TROUPE_GPU_KIND STREQUAL "hip")
-  set(TROUPE_GPU_LIBRARIES ${CMAKE_DL_LIBS})  # libamdhip64 is opened where it is: xgmi/hip_library.cpp
+  set(TROUPE_GPU_LIBRARIES ${CMAKE_DL_LIBS})  # libamdhip64 is opened at run time: xgmi/hip_library.cpp
 endif()
 
-# troupe_gpu_sources(<out>): the runtime that was chosen, and its kernels.
+# troupe_gpu_sources(<out>): the sources of the chosen runtime, and its kernels.
 function(troupe_gpu_sources out)
   if(TROUPE_GPU_KIND STREQUAL "none")
     set(${out} xgmi/gpu_runtime_none.cpp PARENT_SCOPE)
@@ -92,7 +92,7 @@ function(troupe_gpu_sources out)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# troupe_gpu_settings(<target>): what the runtime's own sources see.
+# troupe_gpu_settings(<target>): the settings for the runtime's own sources.
 function(troupe_gpu_settings target)
   if(TROUPE_GPU_KIND STREQUAL "cuda")
     target_compile_definitions(${target} PRIVATE TROUPE_GPU_CUDA)

@@ -1,13 +1,13 @@
-# What `cmake --install` puts where, so that another project can say
+# What `cmake --install` installs, so that another project can write
 #
 #   find_package(Troupe 0.1 REQUIRED COMPONENTS actors)
 #   target_link_libraries(engine PRIVATE troupe::actors)
 #
 # Components, each with the target troupe::<component>: kvcache, transport, and config, actors and c (libtroupe.so.0,
-# for pkg-config as well) where they were built. A component brings those that it links, and looks only for the packages that these need; no
-# COMPONENTS stands for all that were built.
+# for pkg-config as well) if they were built. A component brings those that it links, and looks only for the packages
+# that these need; without COMPONENTS, all built components are found.
 #
-# The parts `runtime` (the command, its manual, units and examples) and `development` can be installed apart:
+# The parts `runtime` (the command, its manual, units and examples) and `development` can be installed separately:
 # `cmake --install <build> --component runtime`.
 
 include(CMakePackageConfigHelpers)
@@ -36,7 +36,7 @@ foreach(component kvcache transport config actors)
     list(APPEND TROUPE_PUBLIC_HEADERS "${component}/${header}")
   endforeach()
 endforeach()
-# One-sided agents come with the component `actors`, as troupe::io, for their door is there; they need no CAF.
+# One-sided agents are part of the component `actors`, as troupe::io, since their door is there; they need no CAF.
 if(TARGET troupe_actors)
   get_target_property(headers troupe_io TROUPE_PUBLIC_HEADERS)
   foreach(header IN LISTS headers)
@@ -54,14 +54,14 @@ if(TARGET troupe_c)
   install(FILES "${PROJECT_SOURCE_DIR}/deploy/c/include/troupe/io.h"
                 "${PROJECT_SOURCE_DIR}/deploy/c/include/troupe/troupe.h"
           DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/troupe" COMPONENT development)
-  # Its prefix is found from where the file stands, so that an installation can be moved.
+  # The prefix is derived from the location of the file, so that an installation can be moved.
   file(RELATIVE_PATH TROUPE_PC_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
   string(REGEX REPLACE "/$" "" TROUPE_PC_PREFIX "${TROUPE_PC_PREFIX}")
   configure_file("${PROJECT_SOURCE_DIR}/deploy/c/troupe.pc.in" "${PROJECT_BINARY_DIR}/troupe.pc" @ONLY)
   install(FILES "${PROJECT_BINARY_DIR}/troupe.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT development)
 endif()
 
-# Static libraries leave their own dependencies to whoever links them.
+# The project that links a static library must link its dependencies, too.
 set(TROUPE_PACKAGES_kvcache)
 set(TROUPE_PACKAGES_transport Threads)
 if(TROUPE_GPU_KIND STREQUAL "cuda")
@@ -88,7 +88,7 @@ if(TARGET troupe)
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/deploy/examples/"
           DESTINATION "${CMAKE_INSTALL_DOCDIR}/examples" COMPONENT runtime)
   include(TroupeManual)
-  # Units name the command by its path, which only the installation knows.
+  # Units contain the path of the command, which is known only at installation.
   configure_file("${PROJECT_SOURCE_DIR}/cmake/InstallUnits.cmake.in" "${PROJECT_BINARY_DIR}/InstallUnits.cmake" @ONLY)
   install(SCRIPT "${PROJECT_BINARY_DIR}/InstallUnits.cmake" COMPONENT runtime)
 endif()

@@ -1,7 +1,7 @@
 # The manual pages of deploy/man. troupe.yaml(5) shows the schema as the header comment of
 # config/deployment.hpp has it, so that there is one text of it.
 
-# The comment without its slashes, as roff text to be shown as it stands.
+# The comment without its slashes, as literal roff text.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/config/deployment.hpp"
              "${PROJECT_SOURCE_DIR}/deploy/examples/quickstart.yaml")
 file(READ "${PROJECT_SOURCE_DIR}/config/deployment.hpp" text)

@@ -5,22 +5,22 @@
 #
 # makes the executable `<name>` with GoogleTest's main and registers each of its tests with ctest as
 # `<name>.<suite>.<test>` under one of the labels unit, integration, faults, simulation. DEPENDS names targets that
-# the tests run, such as the `troupe` command, so that they are built first. The tests of the greatest COST, what the
-# slowest of them takes, begin first: no long one is left over at the end.
+# the tests run, such as the `troupe` command, so that they are built first. Tests with the greatest COST, the time of
+# the slowest of them, start first, so that no long test is left for the end.
 #
-# Under a sanitizer to start a process costs more than most unit tests do: there all of a program are one test, or
-# `SHARDS` of them that may run at once, `<name>.shard_<i>`.
+# Under a sanitizer, starting a process costs more than most unit tests: there all tests of a program are one ctest
+# test, or `SHARDS` of them that may run at once, `<name>.shard_<i>`.
 #
 #   troupe_fuzz_target(<name> SOURCES a.cpp LINKS troupe::transport)
 #
 # makes a libFuzzer executable out of a source that defines LLVMFuzzerTestOneInput and registers it under
 # the label fuzz. It does nothing unless TROUPE_FUZZ is on. Only code without CAF can be fuzzed.
-# Inputs in corpus/<name>/ beside the CMakeLists.txt are where the fuzzer begins.
+# The fuzzer starts from the inputs in corpus/<name>/ beside the CMakeLists.txt.
 
 find_package(GTest REQUIRED)
 include(GoogleTest)
 
-# "sanitized.hpp": what a test must know of the build that it is in.
+# "sanitized.hpp": what a test must know about its build.
 add_library(troupe_sanitized INTERFACE)
 add_library(troupe::sanitized ALIAS troupe_sanitized)
 target_include_directories(troupe_sanitized INTERFACE "${PROJECT_SOURCE_DIR}/tests/sanitizers")
@@ -50,20 +50,20 @@ function(troupe_test name)
   target_link_libraries(${name} PRIVATE ${arg_LINKS} troupe_support GTest::gmock_main)
   troupe_compile_settings(${name})
   troupe_without_false_warnings(${name})
-  if(arg_LINKS MATCHES "troupe::(actors|deploy)")  # and so CAF, whose headers cost most of the time
+  if(arg_LINKS MATCHES "troupe::(actors|deploy)")  # and so CAF, whose headers take most of the time
     troupe_unity(${name})
-    # The generated source names its parts by their whole paths, which would stand in what a failure prints: no other
-    # checkout could take what ccache keeps.
+    # The generated source includes its parts by absolute path, and failure messages would contain those paths: no other
+    # checkout could then reuse the objects in ccache.
     target_compile_options(${name} PRIVATE "-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=")
     target_compile_options(${name} PRIVATE -Wno-subobject-linkage)  # fixtures are in anonymous namespaces
   endif()
   if(CMAKE_BUILD_TYPE STREQUAL "Release")
-    # What is under test is optimised in full; the tests themselves compile in three quarters of the time with less.
+    # The code under test is fully optimised; the tests themselves compile in three quarters of the time with less.
     target_compile_options(${name} PRIVATE -O1)
   endif()
   if(TROUPE_SANITIZE)
-    # What is under test is instrumented in full. The tests themselves are compiled in half the time
-    # without optimising and without checks for undefined behaviour in them.
+    # The code under test is fully instrumented. The tests themselves compile in half the time
+    # without optimisation and without checks for undefined behaviour in them.
     target_compile_options(${name} PRIVATE -O0 -fno-sanitize=undefined)
   endif()
   if(arg_DEPENDS)
@@ -79,7 +79,7 @@ function(troupe_test name)
     list(APPEND properties RUN_SERIAL TRUE)
   endif()
   if(arg_ENVIRONMENT)
-    # gtest_discover_tests passes the list through three calls; each of them takes one level of quoting.
+    # gtest_discover_tests passes the list through three calls, each of which removes one level of quoting.
     list(JOIN arg_ENVIRONMENT [[\\\\\\\\;]] environment)
     list(APPEND properties ENVIRONMENT "${environment}")
   endif()
@@ -95,7 +95,7 @@ function(troupe_test name)
     endforeach()
     return()
   endif()
-  # Tests are listed when ctest starts, not while building: a build never runs what it made.
+  # Tests are listed when ctest starts, not while building: a build never runs its own programs.
   gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        PROPERTIES ${properties})
 endfunction()
@@ -111,7 +111,7 @@ function(troupe_fuzz_target name)
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   add_dependencies(troupe_tests_fuzz ${name})
 
-  # What the fuzzer finds goes to the build tree; the inputs of the repository are only read.
+  # New inputs of the fuzzer go to the build tree; the inputs in the repository are only read.
   set(found "${CMAKE_CURRENT_BINARY_DIR}/corpus/${name}")
   set(seeds "${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name}")
   file(MAKE_DIRECTORY "${found}")

@@ -4,8 +4,8 @@
 
 namespace troupe::config {
 
-/// `auto` in place of a host: whichever host the node is started on, at the address by which that
-/// reaches the supervisor. Only the node itself can say which.
+/// `auto` in place of a host: the host on which the node is started, at the address by which that
+/// host reaches the supervisor. Only the node itself knows it.
 [[nodiscard]] constexpr bool is_automatic(std::string_view host) noexcept {
   return host == "auto";
 }

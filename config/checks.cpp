@@ -22,7 +22,7 @@ void check_heartbeats(findings& into, const supervisor_config& value) {
 }
 
 void refuse_open_host(findings& into, const std::string& host, const std::string& path) {
-  // `auto` is a loopback address where the supervisor's is, which is looked at for itself.
+  // `auto` is a loopback address if the supervisor's is, which is checked by itself.
   if (is_loopback(host) || is_automatic(host) || into.failed(path)) return;
   into.refuse(path, "a loopback address such as 127.0.0.1",
               "anyone who reaches the node's port could take it over; set security.mode: tls "
@@ -41,8 +41,7 @@ void check_exposure(findings& into, const deployment& value) {
   }
 }
 
-/// Whether every stage has a name that was accepted; else one that was refused may be what is
-/// meant.
+/// Whether every stage has an accepted name. If not, an unknown name may mean a refused one.
 bool all_names_known(const findings& into, const deployment& value) {
   if (into.refused("stages")) return false;
   for (std::size_t i = 0; i < value.stages.size(); ++i) {
@@ -52,7 +51,7 @@ bool all_names_known(const findings& into, const deployment& value) {
   return true;
 }
 
-/// The stage that an edge's end names; refuses a name that no stage has.
+/// The stage named by one end of an edge; refuses a name that no stage has.
 const stage_config* end_of(findings& into, const deployment& value, const std::string& name,
                            const std::string& path) {
   if (into.failed(path)) return nullptr;

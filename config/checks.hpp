@@ -2,11 +2,10 @@
 
 #include "troupe/config/reader.hpp"
 
-/// What takes more than one key to judge. A check is silent where a value that it needs was
-/// refused.
+/// Checks that involve more than one key. A check is skipped if a value that it needs was refused.
 namespace troupe::config {
 
-/// Also gives each edge that moves layers its mode, which only the stages decide.
+/// Also sets the mode of each edge that moves layers, which depends on the stages.
 void check_deployment(findings& into, deployment& value);
 
 /// Names, placement, ports, engines, pools and layouts of the stages.

@@ -44,7 +44,7 @@ bool check_hosts(findings& into, const stage_config& stage, const std::string& p
   return false;
 }
 
-/// Who takes which port of which address, in file order.
+/// Which owner takes which port of which address, in file order.
 class port_book {
  public:
   explicit port_book(findings& into) : into_{&into} {}
@@ -52,7 +52,7 @@ class port_book {
   /// `owner` listens there; `path` is the key that says so.
   void take(const std::string& host, std::uint16_t port, const std::string& owner,
             const std::string& path) {
-    if (port == 0 || is_automatic(host)) return;  // who stands where is not known yet
+    if (port == 0 || is_automatic(host)) return;  // port or host is not known yet
     const auto [known, fresh] = owners_.try_emplace({canonical_host(host), port}, owner);
     if (fresh || into_->failed(path)) return;
     into_->refuse(path, "a port of its own for each node",
@@ -99,7 +99,7 @@ void check_engine(findings& into, const deployment& value, const stage_config& s
   }
 }
 
-/// `troupe up` starts no process of the user's, so it starts none again.
+/// `troupe up` does not start the user's processes, so it cannot restart them.
 void check_restart(findings& into, const stage_config& stage, const std::string& path) {
   if (into.failed(path + ".engine") || into.failed(path + ".restart")) return;
   if (stage.engine != engine_kind::external || stage.restart == restart_policy::never) return;
@@ -107,7 +107,7 @@ void check_restart(findings& into, const stage_config& stage, const std::string&
               "a process of `engine: external` is started by you, and so is its next life");
 }
 
-/// Who computes on the host keeps its memory there.
+/// Engines that compute on the host keep their memory there.
 void check_gpus(findings& into, const stage_config& stage, const std::string& path) {
   if (into.failed(path + ".role") || into.failed(path + ".engine")) return;
   if (stage.engine == engine_kind::external) return;
@@ -135,7 +135,8 @@ void check_heads(findings& into, const model_config& model, const stage_config& 
       "each rank holds an equal share of the heads, or each head has an equal number of ranks");
 }
 
-/// Whether the model can be divided so. What an engine brings itself it divides as it likes.
+/// Whether the model can be divided into the stage's parts. An engine may divide its own model at
+/// will.
 void check_parts(findings& into, const model_config& model, const stage_config& stage,
                  const std::string& path) {
   if (stage.pipeline_parallel == 1) return;
@@ -161,7 +162,7 @@ void check_pool_size(findings& into, const model_config& model, const stage_conf
       (model.state &&
        __builtin_mul_overflow(model.state->bytes, std::uint64_t{model.state->slots}, &states)) ||
       __builtin_add_overflow(block, states, &least) ||
-      // Between blocks and states there is room for their alignment.
+      // Adds room for the alignment between blocks and states.
       (model.state && __builtin_add_overflow(least, std::uint64_t{64}, &least));
   if (!overflows && stage.pool->size >= least) return;
   std::string holds = "one block of all layers";
@@ -191,7 +192,8 @@ void check_store(findings& into, const stage_config& stage, const std::string& p
   }
 }
 
-/// The reference engine computes a model in one process, whatever part of its heads it keeps.
+/// The reference engine computes a whole model in one process, even if it keeps only part of its
+/// heads.
 void check_pipeline(findings& into, const stage_config& stage, const std::string& path) {
   if (stage.engine != engine_kind::reference || stage.pipeline_parallel == 1) return;
   if (into.failed(path + ".engine") || into.failed(path + ".pipeline_parallel")) return;
@@ -227,7 +229,7 @@ void check_total(findings& into, const deployment& value) {
   }
   if (nodes <= max_nodes || into.refused("stages")) return;
   for (std::size_t i = 0; i < value.stages.size(); ++i) {
-    if (into.refused(item_path("stages", i))) return;  // one that is too large by itself
+    if (into.refused(item_path("stages", i))) return;  // a stage that is too large by itself
   }
   into.refuse("stages",
               "at most " + std::to_string(max_nodes) + " nodes, the supervisor among them",

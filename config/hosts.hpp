@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-/// Host names and addresses as the deployment file writes them. Nothing here resolves a name.
+/// Host names and addresses in the deployment file. Nothing here resolves a name.
 namespace troupe::config {
 
 /// Whether it is an IPv4 or IPv6 address (without brackets) or a host name.
@@ -16,8 +16,8 @@ namespace troupe::config {
 /// One spelling per address: lower case, shortest IPv6 form, 127.0.0.1 for `localhost`.
 [[nodiscard]] std::string canonical_host(std::string_view host);
 
-/// The addresses of this machine's interfaces and its host name, in canonical form. What cannot be
-/// asked of the system is left out.
+/// The addresses of this machine's interfaces and its host name, in canonical form. Entries that
+/// the system does not report are left out.
 [[nodiscard]] std::set<std::string> this_host();
 
 }  // namespace troupe::config

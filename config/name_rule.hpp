@@ -7,11 +7,11 @@
 
 namespace troupe::config {
 
-/// What clusters and stages may be called. Nodes are called by their stage.
+/// The rule for names of clusters and stages. Nodes are named after their stage.
 struct name_rule {
   std::size_t longest;
 
-  /// Whether the text is such a name. None leads out of a folder.
+  /// Whether the text is an allowed name. No allowed name leads out of a folder.
   [[nodiscard]] constexpr bool allows(std::string_view text) const noexcept {
     const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
     return !text.empty() && text.size() <= longest && plain(text.front()) &&

@@ -23,7 +23,7 @@ std::optional<open_place> open_place_of(std::string_view name) {
   if (!stage_name.allows(place.stage) || !open_replica_name.allows(place.replica)) {
     return std::nullopt;
   }
-  // "007" would be a second name of the same place.
+  // Refuses "007", which would be a second name of the same place.
   return open_node_name(place) == name ? std::optional{std::move(place)} : std::nullopt;
 }
 

@@ -9,11 +9,11 @@
 
 namespace troupe::config {
 
-/// Of a replica that joins an open stage: the engine's own id.
+/// The rule for the engine's own id of a replica that joins an open stage.
 inline constexpr name_rule open_replica_name{64};
 
-/// What the name of a node of an open stage says: `STAGE.REPLICA.RANK`. No name of a file has a dot,
-/// so nobody who joins has a name that a file gives.
+/// The parts of the name of a node of an open stage: `STAGE.REPLICA.RANK`. Names in a file have no
+/// dot, so a joining node never has a name from a file.
 struct open_place {
   std::string stage;
   std::string replica;
@@ -23,7 +23,7 @@ struct open_place {
 };
 
 [[nodiscard]] std::string open_node_name(const open_place& place);
-/// Empty: no such name. Whether the stage is there, and open, is for the caller to see.
+/// Empty if the name has another form. The caller checks whether the stage exists and is open.
 [[nodiscard]] std::optional<open_place> open_place_of(std::string_view name);
 
 }  // namespace troupe::config

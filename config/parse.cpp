@@ -25,7 +25,7 @@ parse_outcome unreadable(const std::string& path, std::string why) {
   return {std::nullopt, {std::move(what)}};
 }
 
-/// What `read` throws comes back as an issue: memory that is not to be had.
+/// Returns an exception of `read` (out of memory) as an issue.
 template <class Read>
 parse_outcome or_issue(const std::string& path, const Read& read) {
   try {
@@ -56,7 +56,7 @@ parse_outcome load_file(const std::string& path) {
   errno = 0;
   std::ifstream file{path, std::ios::binary};
   if (!file) return unreadable(path, "cannot be read: " + std::string{std::strerror(errno)});
-  // One byte more than is accepted tells a file that is too large from one that just fits.
+  // Reads one byte more than accepted, to tell a file that is too large from one that just fits.
   std::string text(max_file_bytes + 1, '\0');
   errno = 0;
   file.read(text.data(), static_cast<std::streamsize>(text.size()));

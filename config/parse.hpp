@@ -9,13 +9,13 @@
 
 namespace troupe::config {
 
-/// One thing that is wrong with a file.
+/// One error in a file.
 struct issue {
   std::string file;
   int line{0};           ///< from 1; 0: the file as a whole
   int column{0};         ///< from 1
   std::string key;       ///< e.g. "stages[1].pool.size"; empty: the file as a whole
-  std::string found;     ///< the text as it stands there; empty: nothing is there
+  std::string found;     ///< the text in the file; empty if there is none
   std::string expected;  ///< "a size such as 1GiB"; may be empty
   std::string message;   ///< why, or what to do; may be empty
 
@@ -27,7 +27,7 @@ struct issue {
 
 struct parse_outcome {
   std::optional<deployment> value;  ///< set if and only if there are no issues
-  std::vector<issue> issues;  ///< by line; everything that is wrong, at most `max_issues` things
+  std::vector<issue> issues;        ///< all errors by line, at most `max_issues`
 };
 
 inline constexpr std::size_t max_file_bytes = std::size_t{1} << 20U;

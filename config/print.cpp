@@ -9,7 +9,7 @@
 namespace troupe::config {
 namespace {
 
-/// A name or a host as a YAML scalar: plain unless YAML would read something else into it.
+/// A name or a host as a YAML scalar: plain unless YAML would read it as another type.
 std::string scalar(const std::string& text) {
   const bool plain =
       text.find(':') == std::string::npos && text != "null" && text != "Null" && text != "NULL";
@@ -91,7 +91,7 @@ void print_transport(std::ostream& out, const transport_config& value) {
       << "      peer_silence: " << format_duration(value.peer_silence) << "\n";
 }
 
-/// One word where all nodes have the same, else a list.
+/// One word if all nodes have the same, else a list.
 std::string device_of(const pool_config& value) {
   const auto word = [](std::uint32_t gpu) { return scalar("gpu:" + std::to_string(gpu)); };
   const auto& gpus = value.gpus;

@@ -6,8 +6,8 @@
 
 namespace troupe::config {
 
-/// The deployment as YAML with every default spelt out; `parse` gives back an equal value. What
-/// `troupe check` shows.
+/// The deployment as YAML with every default spelt out; `parse` returns an equal value. Shown by
+/// `troupe check`.
 [[nodiscard]] std::string print(const deployment& of);
 
 }  // namespace troupe::config

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t max_shown = 60;  // bytes of a value in a message
 
-/// Printable and short, whatever it was.
+/// Makes any text printable and short.
 std::string shorten(std::string_view text) {
   std::string result;
   for (const char c : text.substr(0, max_shown))
@@ -72,7 +72,7 @@ void findings::refuse(const std::string& path, std::string expected, std::string
     at = places_.find(around);
   }
   const place where = at == places_.end() ? place{1, 1, {}} : at->second;
-  // That a list is a list says nothing where the message tells what is wrong with it.
+  // "found a list" adds nothing if the message says what is wrong with the list.
   const bool obvious = !message.empty() && (where.text == "a list" || where.text == "a mapping");
   refuse_at(path, where.line, where.column, there && !obvious ? where.text : "",
             std::move(expected), std::move(message));
@@ -81,7 +81,7 @@ void findings::refuse(const std::string& path, std::string expected, std::string
 void findings::refuse_at(const std::string& path, int line, int column, std::string found,
                          std::string expected, std::string message) {
   failed_.insert(path);
-  if (issues_.size() > max_issues) return;  // one more than is shown, to know that there are more
+  if (issues_.size() > max_issues) return;  // keeps one more than is shown, to know of more
   issue next;
   next.file = file_;
   next.line = line;

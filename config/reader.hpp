@@ -16,39 +16,39 @@
 #include "troupe/config/syntax.hpp"
 #include "troupe/config/words.hpp"
 
-/// How sections of the file are read: typed access to the keys of one mapping, which collects what
-/// is wrong instead of stopping at it.
+/// Reads sections of the file: typed access to the keys of one mapping, which collects errors
+/// instead of stopping at the first.
 namespace troupe::config {
 
-/// A word that a later release will take, and the sentence that refuses it until then. `word`
-/// ending in
-/// `*` stands for everything that begins so.
+/// A word that a later release will accept, and the sentence that refuses it until then. A `word`
+/// ending in `*` matches every word with that prefix.
 struct later_word {
   std::string_view word;
   std::string_view why;
 };
 
-/// What is wrong so far, and where each key stands.
+/// The errors found so far, and the place of each key.
 class findings {
  public:
   explicit findings(std::string file) : file_{std::move(file)} {}
 
-  /// Remembers where a key stands, for issues that are found later.
+  /// Records the place of a key, for issues that are found later.
   void locate(const std::string& path, int line, int column, std::string text);
-  /// An issue at `path`, or at the nearest section around it that is in the file. What is found
-  /// there is said only if `path` itself is there.
+  /// Adds an issue at `path`, or at the nearest enclosing section that is in the file. The text
+  /// found is included only if `path` itself is in the file.
   void refuse(const std::string& path, std::string expected, std::string message = {});
-  /// An issue whose place and text are not those of the key's value.
+  /// Adds an issue whose place and text are not those of the key's value.
   void refuse_at(const std::string& path, int line, int column, std::string found,
                  std::string expected, std::string message = {});
 
-  /// Whether something at or below `path` was refused, so that what follows from it need not be.
+  /// Whether a value at or below `path` was refused, so that dependent checks can be skipped.
   [[nodiscard]] bool failed(const std::string& path) const;
-  /// Whether `path` itself was refused, whatever is below it.
+  /// Whether `path` itself was refused, regardless of the values below it.
   [[nodiscard]] bool refused(const std::string& path) const { return failed_.contains(path); }
   [[nodiscard]] bool has(const std::string& path) const { return places_.contains(path); }
 
-  /// By line, without repetitions, at most `max_issues` and a last one that says so.
+  /// The issues by line, without repetitions; beyond `max_issues`, a last issue says that there are
+  /// more.
   [[nodiscard]] std::vector<issue> take();
 
  private:
@@ -64,26 +64,26 @@ class findings {
   std::vector<issue> issues_;
 };
 
-/// One mapping of the file. Ask for every key that it may have, then call `finish`.
+/// One mapping of the file. Read every key that it may have, then call `finish`.
 class section {
  public:
-  /// `node` null: the section is not in the file, and every key gives its default.
+  /// If `node` is null, the section is not in the file, and every key has its default.
   section(findings& into, const yaml_node* node, std::string path);
 
   [[nodiscard]] bool has(std::string_view key) const;
   [[nodiscard]] std::string path_of(std::string_view key) const;
   [[nodiscard]] findings& into() const noexcept { return *into_; }
 
-  /// The value of `key`, null when it is not there (or has no value, which is refused).
+  /// The value of `key`; null if the key is missing (or has no value, which is refused).
   const yaml_node* get(std::string_view key);
-  /// The mapping or the items of the sequence under `key`; refuses anything else.
+  /// The mapping or the sequence under `key`; refuses anything else.
   const yaml_node* mapping(std::string_view key);
   const yaml_node* sequence(std::string_view key);
 
   /// Refuses the section if the key is missing.
   void require(std::string_view key, const std::string& expected);
 
-  /// A scalar's text, whether in quotes or not.
+  /// A scalar's text, quoted or not.
   std::optional<std::string> text(std::string_view key, const std::string& expected);
   std::int64_t integer(std::string_view key, std::int64_t low, std::int64_t high,
                        std::int64_t otherwise);
@@ -100,7 +100,7 @@ class section {
     const auto chosen = text(key, one_of<Enum>());
     return chosen ? word_in<Enum>(*chosen, path_of(key), later).value_or(otherwise) : otherwise;
   }
-  /// The enum that `text`, standing at `path`, names; refuses another one.
+  /// The enum value named by the text `chosen` at `path`; refuses any other word.
   template <typename Enum>
   std::optional<Enum> word_in(const std::string& chosen, const std::string& path,
                               std::span<const later_word> later = {}) {
@@ -111,9 +111,9 @@ class section {
     return std::nullopt;
   }
 
-  /// Refuses a key by name, if it is there.
+  /// Refuses each of these keys that is present.
   void later(std::span<const later_word> keys);
-  /// Refuses every key that was not asked for, naming the one that was probably meant.
+  /// Refuses every key that was not read, naming the key that was probably meant.
   void finish();
 
  private:
@@ -135,8 +135,8 @@ class section {
   std::set<std::string, std::less<>> known_;
 };
 
-/// The items of a sequence with their paths; refuses items that are no scalars, which come back as
-/// null so that positions stay.
+/// The items of a sequence with their paths; refuses items that are not scalars and returns them as
+/// null to keep positions.
 [[nodiscard]] std::vector<std::pair<const yaml_node*, std::string>> scalars_of(
     findings& into, const yaml_node& sequence, const std::string& path,
     const std::string& expected);
@@ -144,10 +144,10 @@ class section {
 bool check_host(findings& into, const std::string& text, const std::string& path);
 /// A whole number in decimal digits, not in quotes. Empty for anything else.
 [[nodiscard]] std::optional<std::int64_t> parse_integer(const yaml_node& node);
-/// What stands there, as a message shows it.
+/// The text of a node, as shown in a message.
 [[nodiscard]] std::string shown(const yaml_node& node);
 [[nodiscard]] std::string item_path(const std::string& path, std::size_t index);
-/// The one of `known` that `word` was probably meant to be; empty if none is near.
+/// The word of `known` that `word` was probably meant to be; empty if none is close.
 [[nodiscard]] std::string nearest(std::string_view word,
                                   const std::set<std::string, std::less<>>& known);
 

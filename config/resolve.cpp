@@ -38,7 +38,7 @@ std::vector<resolved_node> resolve(const deployment& of, const std::set<std::str
 
   for (std::size_t index = 0; index < of.stages.size(); ++index) {
     const auto& stage = of.stages[index];
-    if (stage.open) continue;  // no file names who joins
+    if (stage.open) continue;  // no file names its nodes
     for (std::uint32_t replica = 0; replica < stage.replicas; ++replica) {
       for (std::uint32_t rank = 0; rank < stage.ranks(); ++rank) {
         const std::size_t slot = std::size_t{replica} * stage.ranks() + rank;

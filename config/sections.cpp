@@ -70,7 +70,7 @@ supervisor_config read_supervisor(section& root) {
   return value;
 }
 
-/// In mode `secret`.
+/// Reads the secret, in mode `secret`.
 std::string read_secret(section& in) {
   const std::string expected = "auto or the absolute path of a file";
   const auto chosen = in.text("secret", expected);
@@ -163,7 +163,7 @@ std::optional<model_config> read_model(section& root) {
     in.require("kv_heads", "a whole number from 1 to 65536 (or `mla`)");
     in.require("head_dim", "a whole number from 1 to 65536 (or `mla`)");
   }
-  in.get("mla");  // a mapping or refused above
+  in.get("mla");  // a mapping, or refused above
   value.dtype = read_dtype(in, value.dtype);
   value.block_tokens = number("block_tokens", 1024, value.block_tokens);
   value.layout = read_arrangement(in, value.layout);
@@ -204,8 +204,8 @@ limits_config read_limits(section& root) {
   return value;
 }
 
-/// The items of the list under `key` with their paths; refuses more than `most`, and items that are
-/// no mappings, which come back as null so that positions stay.
+/// The items of the list under `key` with their paths; refuses more than `most`. Refuses items that
+/// are not mappings, and returns them as null to keep positions.
 std::vector<std::pair<const yaml_node*, std::string>> mappings_of(section& root,
                                                                   std::string_view key,
                                                                   std::size_t most) {

@@ -56,8 +56,8 @@ std::optional<std::uint32_t> gpu_of(std::string_view text) {
   return number;
 }
 
-/// A list with one value for each node; empty (and refused) if it has more or fewer. `parse` takes
-/// an item, and refuses what it does not understand as not `expected`; such a one keeps its place.
+/// A list with one value for each node; empty (and refused) if it has more or fewer. An item that
+/// `parse` does not understand is refused as not `expected`, and keeps its place.
 template <typename Value, typename Parse>
 std::optional<std::vector<Value>> read_per_node(section& in, const yaml_node& list,
                                                 const std::string& path, std::size_t nodes,
@@ -125,12 +125,12 @@ std::vector<std::string> read_hosts(section& stage, std::vector<std::string> oth
   for (const auto& [node, at] :
        scalars_of(stage.into(), *list, path, "a host name or an IP address")) {
     const bool good = node != nullptr && check_host(stage.into(), node->text, at);
-    result.push_back(good ? node->text : otherwise.front());  // what was refused keeps its place
+    result.push_back(good ? node->text : otherwise.front());  // a refused item keeps its place
   }
   return result.empty() ? otherwise : result;
 }
 
-/// One port per node: those of `ports`, or `port` for every node.
+/// One port per node: from `ports`, or `port` for every node.
 std::vector<std::uint16_t> read_ports(section& stage, std::size_t nodes) {
   const auto same = static_cast<std::uint16_t>(stage.integer("port", 0, 65'535, 0));
   std::vector<std::uint16_t> result(nodes, same);
@@ -156,7 +156,7 @@ engine_kind read_engine(section& in, config::role role) {
   return engine_kind::none;
 }
 
-/// Policies of other tools that say nearly the same.
+/// Refuses the similar policies of other tools with an explanation.
 restart_policy read_restart(section& in) {
   static constexpr std::array<later_word, 3> elsewhere{
       {{"always", "a node that ends in good order was told to; one that fails is `on-failure`"},
@@ -189,14 +189,14 @@ std::optional<open_config> read_open(section& stage) {
   return value;
 }
 
-/// Of an open stage: the keys that depend on who names its nodes.
+/// The keys that depend on whether the file names the nodes, for an open stage.
 stage_config read_open_nodes(section& in, stage_config value) {
   in.later(keys_of_named_nodes);
   const bool is_store = value.role == role::store;
   value.hosts = {"auto"};
   value.engine = is_store ? engine_kind::none : engine_kind::external;
   if (is_store) {
-    value.pool = read_pool(in, 1);  // every node has one like it
+    value.pool = read_pool(in, 1);  // the same for every node
   } else if (in.get("pool") != nullptr && !in.into().failed(in.path_of("role"))) {
     in.into().refuse(in.path_of("pool"), "",
                      "a node that joins an open stage brings its own memory; leave the key out");
@@ -204,7 +204,7 @@ stage_config read_open_nodes(section& in, stage_config value) {
   return value;
 }
 
-/// The same of a stage whose nodes the file names.
+/// The same keys for a stage whose nodes the file names.
 stage_config read_named_nodes(section& in, stage_config value, const std::string& path,
                               const std::optional<model_config>& model) {
   const auto count = [&in](std::string_view key) {
@@ -222,11 +222,11 @@ stage_config read_named_nodes(section& in, stage_config value, const std::string
     in.into().refuse(path, "fewer than " + std::to_string(max_nodes) + " nodes in a deployment",
                      "this stage alone has " + std::to_string(value.node_count()));
   }
-  // What a role allows is judged only where the role could be read.
+  // Checks that depend on the role are made only if the role could be read.
   value.engine = read_engine(in, value.role);
   value.restart = read_restart(in);
   value.layout = read_stage_layout(in, value.role, model);
-  // A stage of more nodes than there may be was refused above.
+  // A stage with too many nodes was refused above.
   value.pool = read_pool(in, std::min<std::size_t>(value.node_count(), max_nodes));
   return value;
 }

@@ -11,7 +11,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::minutes;
 
-constexpr std::size_t max_devices = 4;  ///< that one link can use at once
+constexpr std::size_t max_devices = 4;  ///< used by one link at once
 
 constexpr std::array<later_word, 3> other_backends{
     {{"cuda*", "copies between the GPUs of a host are `xgmi`, also where the GPUs are NVIDIA's"},
@@ -41,7 +41,8 @@ std::vector<backend_kind> read_fallback(section& transport, backend_kind first) 
   return result;
 }
 
-/// auto, or names of devices with commas between them, or such names to leave out behind a ^.
+/// Whether the text is "auto", device names separated by commas, or such names to leave out after a
+/// ^.
 bool is_device_choice(std::string_view text) {
   if (text == "auto") return true;
   if (!text.empty() && text.front() == '^') text.remove_prefix(1);
@@ -66,7 +67,7 @@ bool may_use(const transport_config& value, backend_kind kind) {
          std::find(value.fallback.begin(), value.fallback.end(), kind) != value.fallback.end();
 }
 
-/// Options of a backend that no link can use are a mistake.
+/// Refuses the options of a backend that no link can use.
 void refuse_unused(section& transport, backend_kind kind) {
   const auto word = std::string{to_string(kind)};
   transport.into().refuse(

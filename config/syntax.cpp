@@ -41,7 +41,7 @@ class tree_builder : public YAML::EventHandler {
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const auto known = anchors_.find(anchor);
     if (known == anchors_.end()) throw refusal{mark, "an alias inside of what it names"};
-    // What the copy costs is known before it is made.
+    // Counts the copy before it is made.
     count(known->second.values, mark);
     if (open_.size() + known->second.depth > max_depth) throw too_deep(mark);
     if (!open_.empty()) {
@@ -79,7 +79,7 @@ class tree_builder : public YAML::EventHandler {
     YAML::Mark mark;
     std::optional<yaml_entry> key;  ///< of a mapping: read, its value is next
     std::size_t values_before{0};   ///< counted when it began
-    std::size_t depth{1};           ///< levels of it, itself included
+    std::size_t depth{1};           ///< its levels, itself included
   };
   struct anchored {
     yaml_node node;
@@ -145,7 +145,7 @@ class tree_builder : public YAML::EventHandler {
     place(std::move(node), mark);
   }
 
-  /// Puts a complete node where it belongs in what is open.
+  /// Adds a complete node to the innermost open node.
   void place(yaml_node node, const YAML::Mark& mark) {
     if (open_.empty()) {
       root_ = std::move(node);
@@ -178,7 +178,7 @@ struct place_in_text {
   bool control{false};  ///< text, but a control character
 };
 
-/// The first place that is no UTF-8 text, or a control character that YAML forbids.
+/// The first place that is not UTF-8 text, or is a control character that YAML forbids.
 std::optional<place_in_text> first_bad_byte(std::string_view text) {
   place_in_text at;
   while (!text.empty()) {
@@ -195,7 +195,7 @@ std::optional<place_in_text> first_bad_byte(std::string_view text) {
   return std::nullopt;
 }
 
-/// Whether a line is indented with a tab: the reason of most syntax errors that do not show.
+/// Whether a line is indented with a tab: the cause of most invisible syntax errors.
 bool indented_with_tab(std::string_view text, int line) {
   for (int i = 1; i < line; ++i) {
     const auto end = text.find('\n');

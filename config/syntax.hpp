@@ -8,7 +8,7 @@
 
 #include "troupe/config/parse.hpp"
 
-/// YAML text as a tree with positions. The only header whose source knows yaml-cpp; it builds the
+/// YAML text as a tree with positions. Only the source of this header uses yaml-cpp. It builds the
 /// tree from the library's events, because the library's own tree drops duplicate keys and expands
 /// aliases without a bound.
 namespace troupe::config {
@@ -23,7 +23,7 @@ struct yaml_node {
   enum class form { null, scalar, sequence, mapping };
 
   form kind{form::null};
-  bool quoted{false};  ///< a scalar in quotes or a block scalar: text, whatever it looks like
+  bool quoted{false};  ///< a scalar in quotes or a block scalar: always text
   std::string text;    ///< of a scalar
   int line{0};
   int column{0};
@@ -45,9 +45,10 @@ struct yaml_outcome {
   std::optional<issue> wrong;  ///< set if and only if `root` is not
 };
 
-/// Reads exactly one document whose root is a mapping. Refuses what is larger than
-/// `max_file_bytes`, not UTF-8, not YAML, has more than `max_values` values or `max_depth` levels,
-/// tags, or keys that are no scalars. Aliases are copies of what their anchor names.
+/// Reads exactly one document whose root is a mapping. Refuses text that is larger than
+/// `max_file_bytes`, not UTF-8 or not YAML, or that has more than `max_values` values or
+/// `max_depth` levels, tags, or keys that are not scalars. Aliases become copies of the anchored
+/// node.
 [[nodiscard]] yaml_outcome read_yaml(std::string_view text, const std::string& file);
 
 }  // namespace troupe::config

@@ -6,13 +6,14 @@
 
 namespace troupe {
 
-/// Which side of a transfer moves the bytes. The numbers travel: append, never renumber.
+/// Which side of a transfer moves the bytes. The numbers are part of the wire protocol: append,
+/// never renumber.
 enum class transfer_mode : std::uint8_t {
   write = 1,  ///< the prefill side pushes each layer as it is computed
   read = 2,   ///< the decode side pulls when the prefill side says that the blocks are ready
 };
 
-/// The word of the deployment file and of calls: `write` or `read`.
+/// The word in the deployment file and in calls: `write` or `read`.
 [[nodiscard]] constexpr std::string_view to_string(transfer_mode mode) noexcept {
   return mode == transfer_mode::read ? "read" : "write";
 }
@@ -24,7 +25,7 @@ enum class transfer_mode : std::uint8_t {
   }
   return std::nullopt;
 }
-/// Whether a number that came from elsewhere is one of the modes.
+/// Whether a number from outside is one of the modes.
 [[nodiscard]] constexpr bool is_transfer_mode(std::uint8_t number) noexcept {
   return number == static_cast<std::uint8_t>(transfer_mode::write) ||
          number == static_cast<std::uint8_t>(transfer_mode::read);

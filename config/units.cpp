@@ -24,7 +24,7 @@ constexpr std::array<unit, 9> size_units{{{"B", 1},
                                           {"MB", 1'000'000},
                                           {"GB", 1'000'000'000},
                                           {"TB", 1'000'000'000'000}}};
-constexpr std::size_t binary_size_units = 5;  // the first ones of `size_units`, ascending
+constexpr std::size_t binary_size_units = 5;  // at the front of `size_units`, ascending
 
 std::optional<std::uint64_t> parse_quantity(std::string_view text, std::span<const unit> units,
                                             std::uint64_t limit) {

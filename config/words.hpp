@@ -6,14 +6,14 @@
 
 #include "troupe/config/deployment.hpp"
 
-/// The words that the file has for each enum, in one place for parser, printer and messages.
+/// The words of the file for each enum, in one place for parser, printer and messages.
 namespace troupe::config {
 
 template <typename Enum>
 struct words;
 
 template <>
-struct words<role> {  // `supervisor` is no role of a stage: it is left to `to_string`
+struct words<role> {  // without `supervisor`, which no stage can have; `to_string` handles it
   static constexpr std::array<std::pair<role, std::string_view>, 4> all{{{role::prefill, "prefill"},
                                                                          {role::decode, "decode"},
                                                                          {role::store, "store"},
@@ -32,7 +32,7 @@ struct words<pool_full> {
       {{pool_full::wait, "wait"}, {pool_full::fail, "fail"}}};
 };
 template <>
-struct words<engine_kind> {  // `none` is what a store has, by leaving the key out
+struct words<engine_kind> {  // without `none`: a store leaves the key out
   static constexpr std::array<std::pair<engine_kind, std::string_view>, 2> all{
       {{engine_kind::reference, "reference"}, {engine_kind::external, "external"}}};
 };

@@ -16,7 +16,8 @@ namespace troupe::deploy {
 
 namespace {
 
-// By number: glibc has had functions for these two only since 2.36, and the command shall start with 2.35.
+// By number: glibc has functions for these two only since 2.36, and the command must start with
+// 2.35.
 int open_process(pid_t pid) noexcept {
   return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U));
 }
@@ -24,7 +25,8 @@ void signal_process(int handle, int signal) noexcept {
   ::syscall(SYS_pidfd_send_signal, handle, signal, nullptr, 0U);
 }
 
-/// Between fork and exec: only calls that are safe in a process copied from one with threads.
+/// Runs between fork and exec: makes only calls that are safe in a process copied from a threaded
+/// one.
 [[noreturn]] void become(const char* program, char* const* arguments, int log, int report,
                          pid_t parent, int death_signal) {
   sigset_t none;
@@ -44,8 +46,8 @@ void signal_process(int handle, int signal) noexcept {
   ::_exit(127);
 }
 
-/// Empty: the program runs. Else the errno of exec, or ETIMEDOUT of a copy of this process that has not come to exec:
-/// somebody has stopped it, and no signal to this process would end a wait for it.
+/// Empty if the program runs. Else the errno of exec, or ETIMEDOUT if the child did not reach exec:
+/// it was stopped by a signal, and no signal to this process would end a wait for it.
 std::optional<int> read_report(int fd) {
   using namespace std::chrono;
   constexpr seconds patience{10};
@@ -114,7 +116,7 @@ result<child_process> child_process::start(const std::string& program,
   ::close(std::exchange(writer.fd, -1));
   if (const auto why = read_report(reader.fd)) {
     if (*why == ETIMEDOUT) {
-      child.kill();  // it stands still and heeds nothing else
+      child.kill();  // it is stopped and reacts to nothing else
       return fail(errc::internal, "cannot run " + program + ": its process does not begin");
     }
     return fail(errc::not_found, "cannot run " + program + ": " + std::strerror(*why));
@@ -174,7 +176,7 @@ void child_process::kill() const noexcept {
 bool child_process::stop(std::chrono::milliseconds patience) {
   if (ended()) return true;
   terminate();
-  // In slices: time in which this whole machine stood still is no time that the process had.
+  // In slices: time during which the whole machine was suspended does not count.
   constexpr std::chrono::milliseconds slice{50};
   for (; patience.count() > 0; patience -= slice) {
     if (wait(slice)) return true;

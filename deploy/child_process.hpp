@@ -12,29 +12,29 @@
 
 namespace troupe::deploy {
 
-/// The program that runs now, whatever became of its file.
+/// The running program, even if its file was replaced or removed.
 inline constexpr const char* own_program = "/proc/self/exe";
 
-/// What this process is called in `ps -e`, `top` and `pgrep`, and with it the threads that it makes
-/// from now on. Cut to 15 characters, what the kernel keeps. Call it on the main thread.
+/// Sets the name of this process, and of the threads that it makes from now on, in `ps -e`, `top`
+/// and `pgrep`. Cut to 15 characters, the kernel's limit. Call it on the main thread.
 void name_this_process(const std::string& name) noexcept;
 
-/// What becomes of a process when the one that started it dies without a word.
+/// What happens to a child process when its parent dies without stopping it.
 enum class orphan : std::uint8_t {
-  stops,  ///< in good order (SIGTERM); one that stands still hears it where it has an `orphan_wake`
-  dies,   ///< at once (SIGKILL), also one that stands still
+  stops,  ///< SIGTERM; a stopped process hears it if it has an `orphan_wake`
+  dies,   ///< SIGKILL, even to a stopped process
 };
 
-/// A process of ours: `orphan` says what becomes of it when we die, and it is stopped when this object
-/// goes. Movable. Start it from a thread that lives as long as it shall: the kernel watches the thread,
-/// not the process.
+/// A child process. It is stopped when this object is destroyed; `orphan` says what happens to it
+/// when we die. Movable. Start it from a thread that lives at least as long: the kernel watches the
+/// thread, not the process.
 class child_process {
  public:
   /// Runs `program` with `arguments` (its name is put in front, `troupe` for `own_program`, so that
-  /// `ps -f` shows a command that can be typed). Standard output and
-  /// error go to `log`, appended; empty: they stay ours. Its process group is its own, so that
-  /// Ctrl-C at a terminal reaches it through us only. `internal` when the system refuses, or the process is stopped
-  /// before it becomes the program (10 s), `not_found` when there is no such program.
+  /// `ps -f` shows a command that can be typed). Standard output and error are appended to `log`;
+  /// if `log` is empty, they stay ours. The process gets a process group of its own, so that Ctrl-C
+  /// at a terminal reaches it only through us. `internal` if the system refuses, or the process is
+  /// stopped before it becomes the program (10 s); `not_found` if there is no such program.
   [[nodiscard]] static result<child_process> start(const std::string& program,
                                                    std::vector<std::string> arguments,
                                                    const std::string& log = {},
@@ -49,21 +49,22 @@ class child_process {
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
   /// How it ended, in words ("exit code 2", "signal 9"); empty while it runs.
   [[nodiscard]] std::optional<std::string> ended();
-  /// Its exit code; empty while it runs, and when a signal ended it.
+  /// Its exit code; empty while it runs, and if a signal ended it.
   [[nodiscard]] std::optional<int> code();
-  /// Waits until it has ended. False: it still runs.
+  /// Waits until it has ended. Returns false if it still runs.
   [[nodiscard]] bool wait(std::chrono::milliseconds timeout);
-  /// Asks it to stop in good order. Safe from any thread while the object lives; may be repeated.
+  /// Sends SIGTERM. Safe from any thread while the object lives; may be repeated.
   void terminate() const noexcept;
-  /// SIGKILL. The same.
+  /// Sends SIGKILL. As safe as `terminate`.
   void kill() const noexcept;
-  /// `terminate`, and SIGKILL when it has not ended after `patience`. True: it ended by itself.
+  /// `terminate`, and SIGKILL if it has not ended after `patience`. Returns whether it ended by
+  /// itself.
   bool stop(std::chrono::milliseconds patience);
 
  private:
   child_process(pid_t pid, int handle) noexcept : pid_{pid}, handle_{handle} {}
   pid_t pid_{-1};   ///< -1: moved from
-  int handle_{-1};  ///< of the process: unlike its number it is never another's
+  int handle_{-1};  ///< a pidfd: unlike the pid, it is never another process's
   std::optional<int> status_;
 };
 

@@ -49,13 +49,13 @@ constexpr std::uint32_t block_tokens = 16;
 constexpr std::uint32_t chunk_tokens = 64;
 constexpr const char* dtype = "bf16";
 constexpr auto start_patience = 20s;
-/// A disk that is slow to take their last lines is no fault of theirs.
+/// Generous: a slow disk may delay their last log lines.
 constexpr auto end_patience = 20s;
-/// After a failure or Ctrl-C, which all of them are told at once.
+/// After a failure or Ctrl-C, when all of them are stopped at once.
 constexpr auto rest_patience = 5s;
 
-/// Time for one request. Attention looks at every token for every token, so the longest prompt takes
-/// minutes where a short one takes milliseconds; five times what two busy cores need.
+/// Time for one request. Attention compares every token with every token, so the longest prompt
+/// takes minutes where a short one takes milliseconds; five times what two busy cores need.
 std::chrono::milliseconds request_patience(std::size_t prompt_tokens, std::uint32_t max_tokens) {
   const std::uint64_t tokens = prompt_tokens + max_tokens;
   return 60s + std::chrono::duration_cast<std::chrono::milliseconds>(tokens * tokens * 10us);
@@ -72,7 +72,7 @@ std::string temporary_folder() {
   return named != nullptr && *named != '\0' ? named : "/tmp";
 }
 
-/// A port that nobody listens on now.
+/// A port on which no process listens now.
 result<std::uint16_t> free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -92,24 +92,24 @@ std::string deployment_text(const demo_options& options, std::uint16_t port) {
   const auto stage = [&](const char* name) {
     yaml << "  - name: " << name << "\n    role: " << name << "\n    engine: reference\n"
          << "    hosts: [127.0.0.1]\n    pool: {device: cpu, size: 64MiB}\n"
-         // The machine may be busy with something else, and one silence ends the demo.
+         // The machine may be busy otherwise, and a single silence would end the demo.
          << "    transport: {backend: " << options.backend << ", peer_silence: 10s}\n";
   };
   yaml << "cluster: demo\n"
-       // Nobody starts this supervisor again.
+       // This supervisor is never restarted.
        << "supervisor: {host: 127.0.0.1, port: " << port << ", state_file: none}\n"
        << "model: {layers: " << layers << ", kv_heads: " << kv_heads << ", head_dim: " << head_dim
        << ", dtype: " << dtype << ", block_tokens: " << block_tokens << "}\n"
        << "stages:\n";
   stage("prefill");
   stage("decode");
-  // One node of each kind: nobody else could go on.
+  // No retries: with one node of each kind no other node could continue a request.
   yaml << "edges:\n  - {from: prefill, to: decode, mode: " << options.mode << "}\n"
        << "limits: {retry_budget: 0}\n";
   return yaml.str();
 }
 
-/// The last lines of a node's log, for whoever wants to know why it ended.
+/// The last lines of a node's log, to show why it ended.
 std::string tail_of(const std::string& log) {
   std::ifstream in{log};
   std::vector<std::string> lines;
@@ -157,7 +157,7 @@ class demo_nodes {
     return {};
   }
 
-  /// `peer_lost` with the end of its log when a process has ended.
+  /// `peer_lost`, with the end of its log, if a process has ended.
   result<void> check_alive() {
     for (const auto& n : nodes_)
       if (const auto how = n->process.ended())
@@ -166,13 +166,13 @@ class demo_nodes {
     return {};
   }
 
-  /// From any thread.
+  /// Thread-safe.
   void terminate() const {
     const std::lock_guard lock{mutex_};
     for (const auto& n : nodes_) n->process.terminate();
   }
 
-  /// False: one had to be killed. The supervisor is the first that was started.
+  /// Returns false if one had to be killed. The supervisor is the first that was started.
   bool stop(std::chrono::milliseconds patience, const std::function<bool()>& hurried = {}) {
     ending_group group;
     group.patience = patience;
@@ -190,7 +190,7 @@ class demo_nodes {
  private:
   const work_folder& folder_;
   std::string program_;
-  mutable std::mutex mutex_;  ///< of the list, which `terminate` walks
+  mutable std::mutex mutex_;  ///< guards `nodes_`, which `terminate` reads
   std::vector<std::unique_ptr<node>> nodes_;
 };
 
@@ -215,7 +215,7 @@ class demo {
 
   [[nodiscard]] bool interrupted() const noexcept { return watch_.interrupted(); }
 
-  /// True: every text was identical.
+  /// Returns whether every text was identical.
   result<bool> run() {
     if (auto ok = start(); !ok) return fail(ok.error());
     print_head();
@@ -238,7 +238,7 @@ class demo {
     return identical && clean;
   }
 
-  /// Whatever is still there.
+  /// Stops the processes that still run.
   void stop() {
     nodes_.stop(rest_patience);
     carrier_.reset();
@@ -352,7 +352,7 @@ class demo {
     return done;
   }
 
-  /// The same text in this process: no transfer, another cache, the same weights.
+  /// Computes the same text in this process: no transfer, another cache, the same weights.
   result<reference::generation> compute_alone(const std::vector<reference::token>& prompt,
                                               const reference::sampling& how) {
     if (!model_) {
@@ -365,7 +365,7 @@ class demo {
                                      block_tokens);
   }
 
-  // -- what is said
+  // -- output
 
   void print_head() {
     out_ << "supervisor " << supervisor_ << "; meanwhile: troupe status " << supervisor_

@@ -7,12 +7,12 @@
 
 namespace troupe::deploy {
 
-/// Bound on a prompt. A token is a byte: so many tokens are computed, and computed again alone.
+/// Bound on a prompt. A token is a byte; every token is computed twice, in the cluster and alone.
 inline constexpr std::size_t max_prompt_bytes = 8192;
 
-/// What `troupe demo` can be told.
+/// The options of `troupe demo`.
 struct demo_options {
-  std::string prompt;           ///< empty: a text of its own
+  std::string prompt;           ///< empty: the demo's own text
   std::string mode{"write"};    ///< write, read
   std::string backend{"auto"};  ///< one of `config::backend_words`
   std::uint32_t requests{1};
@@ -21,11 +21,10 @@ struct demo_options {
 };
 
 /// Starts a supervisor, a prefill and a decode process on this machine, sends prompts through them
-/// and compares each text with what one process alone computes. Writes what it does to `out`, why it
-/// failed to `complaints`.
-/// Everything it started has ended when it returns, also after SIGINT or SIGTERM. Call it before
-/// any other thread is made. The exit code: 0 all texts are identical, 1 they are not or something
-/// failed, 130 interrupted.
+/// and compares each text with what one process alone computes. Writes its progress to `out`, and
+/// the cause of a failure to `complaints`. All processes that it started have ended when it
+/// returns, also after SIGINT or SIGTERM. Call it before any other thread is made. The exit code: 0
+/// all texts are identical, 1 they are not or something failed, 130 interrupted.
 [[nodiscard]] int run_demo(const demo_options& options, std::ostream& out,
                            std::ostream& complaints);
 

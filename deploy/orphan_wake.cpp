@@ -13,7 +13,7 @@ orphan_wake::orphan_wake() {
 }
 
 void orphan_wake::watch(const std::stop_token& over) {
-  // The kernel keeps this signal for each thread and sends all of them: SIGTERM is the main thread's.
+  // The kernel keeps this signal per thread and sends them all; the main thread's is SIGTERM.
   ::prctl(PR_SET_PDEATHSIG, SIGCONT);
   std::unique_lock lock{mutex_};
   ended_.wait(lock, over, [] { return false; });

@@ -7,11 +7,11 @@
 
 namespace troupe::deploy {
 
-/// For a process that was started with `orphan::stops`: while this lives, the end of its parent also
-/// continues it where it stands still (SIGSTOP), so that it hears the SIGTERM. The kernel continues
-/// such a process by itself only where whoever inherits it belongs to another session, and not, for
-/// one, in a container whose first process is of the same session. Make it when SIGTERM is blocked or
-/// handled. Does nothing in a process that was started otherwise.
+/// For a process started with `orphan::stops`: while this object lives, the end of the parent also
+/// continues the process if it is stopped (SIGSTOP), so that it hears the SIGTERM. The kernel
+/// continues such a process by itself only if its new parent belongs to another session, which is
+/// not so in a container whose first process is of the same session. Make it when SIGTERM is
+/// blocked or handled. Does nothing in a process that was started otherwise.
 class orphan_wake {
  public:
   orphan_wake();

@@ -10,10 +10,10 @@ namespace {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 
-/// Of the nodes before their supervisor: some two seconds are all that a good end takes.
+/// The nodes' time before their supervisor is stopped: a clean end takes about two seconds.
 constexpr std::chrono::milliseconds head_start{2s};
 
-/// What is left of the time that the whole group has.
+/// The time that the whole group has left.
 struct shared_patience {
   clock::duration left;
   const std::function<bool()>& hurried;
@@ -26,8 +26,8 @@ std::vector<child_process*> still_running(const std::vector<child_process*>& all
   return found;
 }
 
-/// Waits until all have ended, and at most so long. Time in which this whole machine stood still is no
-/// time that they had, so it is taken in slices.
+/// Waits until all have ended, at most `most`. Waits in slices, since time during which the whole
+/// machine was suspended does not count.
 void wait_for(const std::vector<child_process*>& all, shared_patience& has, clock::duration most) {
   constexpr std::chrono::milliseconds slice{20};
   while (has.left > 0ms && most > 0ms) {

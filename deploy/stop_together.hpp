@@ -8,20 +8,20 @@
 
 namespace troupe::deploy {
 
-/// Processes of one cluster that are to end.
+/// Processes of one cluster to stop.
 struct ending_group {
   std::vector<child_process*> nodes;
-  /// Told once the nodes, which say goodbye to it, have ended or had their time for that. Null: there
-  /// is none.
+  /// Stopped after the nodes, which deregister from it, have ended or used up their time. Null if
+  /// there is none.
   child_process* supervisor{nullptr};
-  /// With all of them together.
+  /// For all of them together.
   std::chrono::milliseconds patience{std::chrono::seconds{8}};
-  /// Asked again and again; true ends the patience.
+  /// Polled; returning true ends the patience.
   std::function<bool()> hurried{};
 };
 
-/// Tells all of them to stop, waits for all of them at once, and kills at once those that still run
-/// when the patience is over. Returns these. All have ended.
+/// Stops all processes at once, waits for them together, and kills those that still run when the
+/// patience is over. Returns the killed ones. All have ended on return.
 std::vector<child_process*> stop_together(const ending_group& group);
 
 }  // namespace troupe::deploy

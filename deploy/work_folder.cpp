@@ -28,7 +28,7 @@ constexpr std::string_view folder_prefix = "troupe-demo-";
 constexpr std::string_view kept_prefix = "troupe-demo-failed-";
 constexpr std::size_t folder_letters = 6;
 
-/// Empty: no folder, or somebody else's.
+/// Opens a folder of this user; invalid if it is no folder or another user's.
 owned_fd open_own(const std::string& path) {
   owned_fd fd{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)};
   struct stat about {};
@@ -36,7 +36,7 @@ owned_fd open_own(const std::string& path) {
   return {};
 }
 
-/// Whether that is still the folder of this name.
+/// Whether `path` still names the open folder.
 bool is_there(const owned_fd& fd, const std::string& path) {
   struct stat held {};
   struct stat named {};
@@ -44,7 +44,7 @@ bool is_there(const owned_fd& fd, const std::string& path) {
          held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
-/// A run writes nothing else.
+/// Whether the folder contains only files that a run writes.
 bool holds_only_ours(const fs::path& folder) {
   const auto entries = transport::read_folder(folder);
   return entries && std::ranges::all_of(*entries, [](const fs::path& entry) {
@@ -54,7 +54,7 @@ bool holds_only_ours(const fs::path& folder) {
          });
 }
 
-/// A folder of files.
+/// Removes a folder and its files.
 void remove_with_files(const fs::path& folder) {
   const auto entries = transport::read_folder(folder);
   if (!entries) return;
@@ -66,7 +66,7 @@ bool is_named_like_ours(std::string_view name) {
   return name.size() == folder_prefix.size() + folder_letters && name.starts_with(folder_prefix);
 }
 
-/// What killed runs of this user have left behind: nobody holds its lock.
+/// Removes the folders of killed runs of this user, whose locks are free.
 void remove_abandoned(const std::string& base) {
   const auto entries = transport::read_folder(base);
   if (!entries) return;
@@ -93,10 +93,10 @@ result<work_folder> work_folder::make(const std::string& base) {
     if (!lock) {
       return fail(errc::internal, "cannot open " + path + " (" + std::strerror(errno) + ")");
     }
-    // Where no folder can be locked, no other run takes ours for an abandoned one either.
+    // If folders cannot be locked here, no other run takes ours for an abandoned one either.
     while (::flock(lock.get(), LOCK_EX) != 0 && errno == EINTR) {
     }
-    // Else another run took it for abandoned before it was locked.
+    // Otherwise another run removed it as abandoned before it was locked.
     if (is_there(lock, path)) return work_folder{std::move(path), std::move(lock)};
   }
 }

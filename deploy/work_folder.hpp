@@ -7,16 +7,16 @@
 
 namespace troupe::deploy {
 
-/// The folder of a run of the demo: `troupe-demo-` and six letters, in TMPDIR. It is locked while its
-/// process lives, so that the next run knows what a killed one left behind.
+/// The folder of a run of the demo: `troupe-demo-` and six letters, in TMPDIR. It is locked while
+/// its process lives, so that the next run recognises the folder of a killed one.
 class work_folder {
  public:
-  /// Makes one in `base`, after it has removed there what killed runs of this user left behind.
+  /// Makes a folder in `base`, after removing those that killed runs of this user left there.
   [[nodiscard]] static result<work_folder> make(const std::string& base);
 
   [[nodiscard]] std::string file(const std::string& name) const { return path_ + "/" + name; }
   void remove() const;
-  /// It stays for its logs, under a name that no run removes.
+  /// Keeps the folder, for its logs, under a name that no run removes.
   void keep();
 
  private:

@@ -13,7 +13,7 @@ std::string describe(const arena_range& range) {
   return std::to_string(range.size) + " bytes at " + std::to_string(range.offset);
 }
 
-/// Where in a gap an aligned range begins, if it fits.
+/// The offset of an aligned range in a gap, if it fits.
 std::optional<std::uint64_t> place(std::uint64_t gap, std::uint64_t gap_size, std::uint64_t size,
                                    std::uint64_t alignment) noexcept {
   const std::uint64_t padding = (alignment - (gap & (alignment - 1))) & (alignment - 1);
@@ -41,7 +41,7 @@ result<arena_range> arena::allocate(std::uint64_t size, std::uint64_t alignment)
     const auto [length, begin] = *gap;
     if (const auto offset = place(begin, length, size, alignment)) {
       const std::uint64_t end = *offset + size;
-      // What takes memory comes before anything changes.
+      // Allocates memory before it changes anything.
       gap_map rest;
       size_set rest_by_size;
       const auto leave = [&](std::uint64_t from, std::uint64_t to) {

@@ -10,8 +10,8 @@
 
 namespace troupe::kvcache {
 
-/// Bytes [offset, offset + size) of an arena. `serial` is never reused, so that a stale range
-/// cannot free what is now someone else's.
+/// Bytes [offset, offset + size) of an arena. `serial` is never reused, so a stale range cannot
+/// free memory that was given out again.
 struct arena_range {
   std::uint64_t offset{0};
   std::uint64_t size{0};
@@ -29,10 +29,10 @@ struct arena_counters {
   std::uint64_t gaps{0};
 };
 
-/// Gives out ranges of `size` bytes from the smallest gap that fits, the lowest of equals;
-/// neighbouring gaps become one as ranges come back. Bookkeeping only: it touches no memory. Not
-/// thread-safe. Everything is logarithmic in the number of gaps, but for a search that meets gaps in
-/// which only the alignment does not fit: it looks at each of them.
+/// Gives out ranges of `size` bytes from the smallest gap that fits, the lowest among equal gaps;
+/// neighbouring gaps are merged as ranges come back. Bookkeeping only: it touches no memory. Not
+/// thread-safe. All operations are logarithmic in the number of gaps, except that a search visits
+/// each gap that is large enough but for the alignment.
 class arena {
  public:
   explicit arena(std::uint64_t size);
@@ -40,8 +40,8 @@ class arena {
   /// `size` bytes at a multiple of `alignment` (a power of two, counted from the arena's start).
   /// `invalid_config` (size 0, alignment not a power of two), `pool_exhausted` with what is free.
   [[nodiscard]] result<arena_range> allocate(std::uint64_t size, std::uint64_t alignment = 64);
-  /// Gives a range back. `not_found` for one that is free already, that was given out again since,
-  /// or that was never given out as it is; the sentence says which. Nothing changes then.
+  /// Gives a range back. `not_found` for a range that is free already, was given out again since,
+  /// or was never given out in this form; the sentence says which. Nothing changes then.
   [[nodiscard]] result<void> free(const arena_range& range);
 
   [[nodiscard]] arena_counters counters() const noexcept;
@@ -53,7 +53,8 @@ class arena {
   struct held {
     std::uint64_t size{0};
     std::uint64_t serial{0};
-    // Of the gap that it was cut from, for the one that it leaves: to give a range back takes no memory.
+    // Nodes of the gap that the range was cut from, reused for the gap that it leaves, so that
+    // freeing a range allocates nothing.
     gap_map::node_type gap;
     size_set::node_type by_size;
   };

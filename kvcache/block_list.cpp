@@ -38,7 +38,7 @@ std::vector<block_id> blocks_of(std::span<const block_run> runs) {
 }
 
 std::optional<block_id> repeated_block(std::span<const block_id> blocks) {
-  // Most lists name what a fresh pool gave out: in order.
+  // Fast path: most lists are ascending, as a fresh pool gives blocks out.
   if (std::ranges::adjacent_find(blocks, std::greater_equal{}) == blocks.end()) return std::nullopt;
   std::vector<block_id> sorted{blocks.begin(), blocks.end()};
   std::ranges::sort(sorted);

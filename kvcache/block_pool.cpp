@@ -50,7 +50,7 @@ allocation block_pool::take(std::uint32_t count) {
   ++counters_.allocations;
   while (taken.blocks.size() < count) {
     const auto wanted = count - static_cast<std::uint32_t>(taken.blocks.size());
-    // The smallest run that holds all that is wanted; else the largest, to need few.
+    // The smallest run that holds all wanted blocks; else the largest run, to need few runs.
     auto best = runs_by_length_.lower_bound({wanted, 0});
     if (best == runs_by_length_.end()) --best;
     const auto [length, start] = *best;
@@ -66,7 +66,7 @@ void block_pool::take_run(std::uint32_t start, std::uint32_t length, std::uint32
   auto run = free_runs_.extract(start);
   auto by_length = runs_by_length_.extract({length, start});
   if (count < length) {
-    // In its own nodes: what is taken is never lost for want of memory.
+    // Reuses the nodes of the run, so that running out of memory cannot lose the rest of it.
     run.key() = start + count;
     run.mapped() = length - count;
     by_length.value() = {length - count, start + count};
@@ -115,7 +115,7 @@ result<release_count> block_pool::free(block_owner owner, std::span<const block_
   back.reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (!is_owned(owner, ids[i]) || blocks_[ids[i].value].references == 0) {
-      // Taken back first: the sentence may find no memory.
+      // Reverts first, since building the sentence may run out of memory.
       for (std::size_t j = 0; j < i; ++j) ++blocks_[ids[j].value].references;
       if (auto ok = owned(owner, ids[i], "free"); !ok) return fail(std::move(ok).error());
       return fail(errc::not_found, "pool: block " + std::to_string(ids[i].value) +
@@ -204,7 +204,7 @@ void block_pool::return_blocks(std::vector<std::uint32_t> ids) noexcept {
       i = end;
     }
   } catch (const std::bad_alloc&) {
-    unlisted_ = true;  // the blocks are free all the same: whoever wants some next lists them
+    unlisted_ = true;  // the blocks are free nevertheless: the next allocation lists the runs
   }
 }
 
@@ -301,7 +301,7 @@ std::vector<served_waiter> block_pool::serve(time_point now) {
     }
   } catch (const std::bad_alloc&) {
     if (served.empty()) throw;
-    // Those that were served have left the queue, and must hear of it; the others stay in it.
+    // Waiters that were served have left the queue and must be told; the others stay in it.
   }
   return served;
 }

@@ -15,8 +15,8 @@
 
 namespace troupe::kvcache {
 
-/// Proof of an allocation, never reused: a stale holder cannot free or pin what is now someone
-/// else's.
+/// Proof of an allocation, never reused: a stale holder cannot free or pin blocks that now belong
+/// to another owner.
 using block_owner = strong_id<struct block_owner_tag, std::uint64_t>;
 /// A place in the queue for blocks, never reused.
 using waiter_id = strong_id<struct waiter_tag, std::uint64_t>;
@@ -27,14 +27,14 @@ struct allocation {
   std::vector<block_id> blocks;
 };
 
-/// What became of the blocks of one `free` or `unpin`.
+/// The outcome of one `free` or `unpin` for its blocks.
 struct release_count {
   std::uint32_t freed{0};        ///< back in the pool now
   std::uint32_t quarantined{0};  ///< free by protocol, still pinned
   std::uint32_t kept{0};         ///< still referenced by another holder, or (unpin) still owned
 };
 
-/// A waiter that `serve` is done with: it has its blocks, or its deadline passed.
+/// A waiter that has left the queue in `serve`: it has its blocks, or its deadline passed.
 struct served_waiter {
   waiter_id waiter;
   result<allocation> outcome;  ///< or `deadline`
@@ -47,7 +47,7 @@ struct pool_counters {
   std::uint32_t quarantined{0};
   std::uint32_t pinned{0};  ///< blocks with at least one pin, allocated or quarantined
   std::uint32_t waiters{0};
-  std::uint64_t waited_blocks{0};  ///< that the waiters want together
+  std::uint64_t waited_blocks{0};  ///< wanted by all waiters together
   std::uint64_t allocations{0};    ///< since the start
   std::uint64_t refused{0};  ///< `pool_exhausted` answers and passed deadlines, since the start
 };
@@ -75,13 +75,12 @@ class block_pool {
 
   // -- allocation
 
-  /// `count` blocks, one contiguous run when there is one (the smallest that fits), else as few
+  /// Allocates `count` blocks: one contiguous run if possible (the smallest that fits), else as few
   /// runs as the free list allows; ascending inside each run. 0 blocks is an empty allocation.
-  /// `pool_exhausted` when they are not there, also when others already wait: nobody overtakes a
-  /// waiter.
+  /// `pool_exhausted` when too few are free, and also while others wait: nobody overtakes a waiter.
   [[nodiscard]] result<allocation> allocate(std::uint32_t count);
-  /// One more holder of the same blocks (a shared prefix); each must `free`. `not_found` as for
-  /// `free`.
+  /// Adds a holder of the same blocks (a shared prefix); each holder must `free`. `not_found` as
+  /// for `free`.
   [[nodiscard]] result<void> retain(block_owner owner, std::span<const block_id> blocks);
   /// Gives up one reference to each block. A block whose last reference goes is free, or in
   /// quarantine while it is pinned. `out_of_range` (no such block), `not_found` (free, or another
@@ -90,18 +89,20 @@ class block_pool {
 
   // -- pins: bytes may still move
 
-  /// Holds blocks for a transfer: they will not be reused before `unpin`, whatever is freed. Pins
-  /// count. Only the blocks' owner can pin, and not out of quarantine. Errors as for `free`.
+  /// Holds blocks for a transfer: they are not reused before `unpin`, even if freed. Pins are
+  /// counted. Only the owner of the blocks can pin, and no block in quarantine. Errors as for
+  /// `free`.
   [[nodiscard]] result<void> pin(block_owner owner, std::span<const block_id> blocks);
-  /// The transfer is quiescent. Frees what was in quarantine for it alone. `not_found` when a block
-  /// has no pin left or is another owner's. After this, call `serve`.
+  /// Call it once the transfer is quiescent. Frees the blocks that were in quarantine for it alone.
+  /// `not_found` when a block has no pin left or belongs to another owner. After this, call
+  /// `serve`.
   [[nodiscard]] result<release_count> unpin(block_owner owner, std::span<const block_id> blocks);
 
   // -- waiting
 
-  /// Queues for `count` blocks until `deadline`. First come, first served, whatever the sizes. Call
-  /// `serve` afterwards: it may be served at once. `pool_exhausted` when the pool will never have
-  /// that many, `overloaded` when `max_waiters` wait already.
+  /// Queues for `count` blocks until `deadline`. First come, first served, regardless of size. Call
+  /// `serve` afterwards: the waiter may be served at once. `pool_exhausted` when the pool is
+  /// smaller than that, `overloaded` when `max_waiters` wait already.
   [[nodiscard]] result<waiter_id> wait(std::uint32_t count, time_point deadline);
   /// Leaves the queue. `not_found` when it was served, expired or cancelled before. After this,
   /// call `serve`.
@@ -144,7 +145,7 @@ class block_pool {
   std::vector<block> blocks_;
   std::map<std::uint32_t, std::uint32_t> free_runs_;                  // start -> length
   std::set<std::pair<std::uint32_t, std::uint32_t>> runs_by_length_;  // length, start
-  bool unlisted_{false};  // the runs are to be listed again: there was no memory to change them
+  bool unlisted_{false};  // the runs must be rebuilt: there was no memory to update them
   std::map<waiter_id, waiter> waiters_;  // in order of arrival
   std::set<std::pair<time_point, waiter_id>> deadlines_;
   std::uint32_t max_waiters_;

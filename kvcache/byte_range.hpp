@@ -14,7 +14,7 @@ struct byte_range {
   friend bool operator==(const byte_range&, const byte_range&) = default;
 };
 
-/// Sorts the ranges, and joins those that touch or overlap.
+/// Sorts the ranges and merges those that touch or overlap.
 inline void sort_and_join(std::vector<byte_range>& ranges) {
   if (ranges.empty()) return;
   std::ranges::sort(ranges, {}, &byte_range::begin);

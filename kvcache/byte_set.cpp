@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::uint64_t no_end = std::numeric_limits<std::uint64_t>::max();
 
-/// Repeating ranges stay as they are where writing them out would make this many times more.
+/// Repeating ranges are kept as they are if writing them out would make this many times more
+/// ranges.
 constexpr std::uint64_t worth_writing_out = 4;
 
 bool is_worth_writing_out(const std::vector<extent>& extents) {
@@ -21,7 +22,7 @@ bool is_worth_writing_out(const std::vector<extent>& extents) {
   return total <= worth_writing_out * (extents.size() + 16);
 }
 
-/// Sorted, and joined where they touch.
+/// Writes all repetitions out as ranges, sorted, and merged where they touch.
 std::vector<byte_range> written_out(const std::vector<extent>& extents) {
   std::vector<byte_range> flat;
   for (const auto& e : extents) {
@@ -90,7 +91,7 @@ place_form::place_form(std::vector<piece> pieces, std::uint64_t places) {
         continue;
       }
     }
-    // Where there is one place its stride says nothing; it must not be 0 below.
+    // With a single place the stride has no meaning, but it must not be 0 below.
     groups_.push_back({p.offset, std::max(p.stride, p.length), {{0, p.length}}});
   }
   for (std::size_t i = 0; i + 1 < groups_.size(); ++i) {
@@ -112,7 +113,7 @@ std::uint64_t place_form::run_in(const group& in, std::uint64_t offset,
   if (within >= end) return 0;
   const auto run = places.run_at(place);
   if (run == 0) return 0;
-  // Without a gap between the places they are one range.
+  // Places without gaps between them form one range.
   const bool dense = in.parts.size() == 1 && end == in.stride;
   return end - within + (dense ? (run - 1) * in.stride : 0);
 }
@@ -143,7 +144,7 @@ extent place_form::hull(const place_list& places) const noexcept {
 
 struct byte_set::parts {
   std::vector<extent> extents;  ///< sorted by offset
-  bool is_flat{true};           ///< `flat` holds them too
+  bool is_flat{true};           ///< `flat` holds the extents, too
   std::vector<byte_range> flat;
   std::vector<placed> places;  ///< none of them empty
 
@@ -155,7 +156,7 @@ struct byte_set::parts {
     if (is_flat) flat = written_out(extents);
   }
 
-  /// Bytes from `offset` on, without a gap as far as one look tells.
+  /// Length of a run of bytes from `offset` on, as far as one lookup finds it.
   [[nodiscard]] std::uint64_t run_at(std::uint64_t offset) const noexcept {
     for (const auto& [form, list] : places) {
       if (const auto run = form->run_at(offset, *list); run != 0) return run;
@@ -166,7 +167,7 @@ struct byte_set::parts {
     return offset < at.end ? at.end - offset : 0;
   }
 
-  /// Bytes from `offset` on without a gap, `wanted` of them if there are so many.
+  /// Length of the run of bytes from `offset` on, searched up to `wanted` bytes.
   [[nodiscard]] std::uint64_t run_of(std::uint64_t offset, std::uint64_t wanted) const noexcept {
     auto all = run_at(offset);
     for (auto more = all; more != 0 && all < wanted; all += more) more = run_at(offset + all);
@@ -187,7 +188,7 @@ byte_set::byte_set(std::initializer_list<extent> extents)
 
 byte_set::byte_set(std::vector<placed> places, std::vector<extent> extents) {
   std::erase_if(places, [](const placed& one) { return one.form->empty() || one.places->empty(); });
-  // One dense run of bytes is said as that: the checks are quickest for it.
+  // A single dense run of bytes is stored as one extent, for which checks are fastest.
   if (extents.empty() && places.size() == 1) {
     const auto& [form, list] = places.front();
     const auto all = form->hull(*list);

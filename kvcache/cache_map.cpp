@@ -12,7 +12,7 @@ namespace troupe::kvcache {
 namespace {
 
 constexpr std::uint64_t max_pieces = std::uint64_t{1} << 20U;
-/// Of one address, in every group of planes whose bytes may be around it.
+/// Groups of planes that the lookup of one address may visit.
 constexpr std::size_t max_looks = 256;
 
 struct mapped_plane {
@@ -20,7 +20,7 @@ struct mapped_plane {
   bool opaque{false};
 };
 
-/// As extents, sorted and joined.
+/// Converts the ranges to extents, sorted and merged.
 std::vector<extent> extents_of(std::vector<byte_range> ranges) {
   sort_and_join(ranges);
   std::vector<extent> extents;
@@ -29,8 +29,8 @@ std::vector<extent> extents_of(std::vector<byte_range> ranges) {
   return extents;
 }
 
-/// So many tokens of one block of a plane, from its first on. Of an opaque one the whole block is meant
-/// by any of them.
+/// The first `tokens` tokens of one block of a plane. For an opaque plane, any token stands for the
+/// whole block.
 strided_copy tokens_of(const mapped_plane& p, std::uint64_t tokens) {
   strided_copy copy{p.at.head_bytes};
   copy.repeat(p.at.heads, p.at.head_stride, p.at.head_stride);
@@ -39,7 +39,7 @@ strided_copy tokens_of(const mapped_plane& p, std::uint64_t tokens) {
   return copy;
 }
 
-/// Each contiguous run of bytes of a copy that begins at `offset`.
+/// Calls `each` for each contiguous run of bytes of a copy that begins at `offset`.
 template <class Each>
 void each_run(const strided_copy& copy, std::uint64_t offset, Each&& each) {
   std::vector<segment> segments;
@@ -59,7 +59,7 @@ struct mapped_table {
                                    std::uint32_t blocks) const;
   void append(std::vector<std::vector<byte_range>>& out, block_id block, std::uint64_t first_token,
               std::uint64_t tokens) const;
-  /// The blocks of which every token is meant; of the others the bytes go to `out`.
+  /// The blocks whose tokens are all in the range; the bytes of partial blocks are added to `out`.
   [[nodiscard]] std::vector<std::uint32_t> whole_blocks(
       token_range tokens, const block_list& blocks,
       std::vector<std::vector<byte_range>>& out) const;
@@ -86,7 +86,7 @@ result<void> mapped_table::check(token_range tokens, const block_list& list,
   return {};
 }
 
-/// Some tokens of one block, in every plane.
+/// Adds some tokens of one block, in every plane.
 void mapped_table::append(std::vector<std::vector<byte_range>>& out, block_id block,
                           std::uint64_t first_token, std::uint64_t tokens) const {
   for (const auto& p : planes) {
@@ -115,7 +115,7 @@ std::vector<std::uint32_t> mapped_table::whole_blocks(
   return whole;
 }
 
-/// The planes of each table, and what they hold of a block in each region.
+/// The planes of each table, and the bytes that they hold of a block in each region.
 result<std::vector<mapped_table>> tables_of(const cache_layout& layout, layer_range layers) {
   std::vector<mapped_table> tables(block_tables(layout));
   for (std::uint32_t i = 0; i < tables.size(); ++i) {

@@ -6,12 +6,12 @@
 
 namespace troupe {
 
-/// Why something failed. One enum for the whole of Troupe: it travels in messages, is printed in
-/// logs by these names, and is what an engine switches on. The numbers are part of the wire
-/// protocol: append, never renumber.
+/// Why an operation failed. One enum for the whole of Troupe: it is sent in messages, printed in
+/// logs by these names, and engines switch on it. The numbers are part of the wire protocol:
+/// append, never renumber.
 enum class errc : std::uint8_t {
-  invalid_config = 1,   ///< a configuration or an argument that cannot be accepted as it is
-  no_device,            ///< the hardware that was asked for is not on this machine
+  invalid_config = 1,   ///< a configuration or an argument that cannot be accepted
+  no_device,            ///< this machine does not have the requested hardware
   layout_mismatch,      ///< two caches that cannot be mapped onto each other
   version_mismatch,     ///< the peer speaks another protocol version
   unknown_region,       ///< a region id that is not, or no longer, registered
@@ -21,26 +21,26 @@ enum class errc : std::uint8_t {
   overloaded,           ///< a bound (queue, credits, connections) was reached
   not_found,            ///< no such key, request, node or block
   already_exists,       ///< the id or key is in use
-  peer_unreachable,     ///< the peer could not be connected to
+  peer_unreachable,     ///< no connection to the peer could be made
   peer_lost,            ///< the peer was there and is gone
   link_broken,          ///< the connection failed while both peers may still live
-  deadline,             ///< the time that the caller gave has passed
+  deadline,             ///< the caller's deadline has passed
   aborted,              ///< one of the two engines gave the transfer up
-  lease_expired,        ///< the holder of the blocks was not heard of for too long
+  lease_expired,        ///< the holder of the blocks was silent for too long
   stale_incarnation,    ///< the message or id belongs to a former life of a node
   unauthorized,         ///< wrong or missing token, or a right that the grant does not give
-  backend_unavailable,  ///< the transport that was asked for cannot be used here
+  backend_unavailable,  ///< the requested transport cannot be used here
   internal,             ///< a defect of Troupe itself; please report it with the log
 };
 
 /// The name as it is written in logs and on the wire of `--json` output, e.g. `peer_lost`.
 [[nodiscard]] std::string_view to_string(errc code) noexcept;
 
-/// Whether a number that came from outside names an `errc`.
+/// Whether a number from outside names an `errc`.
 [[nodiscard]] bool is_errc(std::uint8_t number) noexcept;
 
-/// What every fallible call returns instead of a value: the code to switch on, and one sentence
-/// that says what was wrong and what to do about it.
+/// Returned by every fallible call instead of a value: the code to switch on, and one sentence that
+/// says what was wrong and what to do about it.
 struct error {
   errc code{errc::internal};
   std::string message;

@@ -7,7 +7,7 @@
 
 namespace troupe {
 
-/// A number with a meaning: two ids of different kinds neither convert nor compare.
+/// A typed number: ids of different kinds neither convert nor compare.
 template <class Tag, class Rep>
 struct strong_id {
   using rep = Rep;
@@ -18,10 +18,11 @@ struct strong_id {
 /// A node's life: random, drawn at its start, part of every identity that crosses the network. 0 is
 /// never drawn.
 using incarnation = strong_id<struct incarnation_tag, std::uint64_t>;
-/// What one request moves between one prefill rank and one decode rank. Drawn by the decode side,
-/// random enough that two decode nodes never meet in it; what logs of both nodes are searched for.
+/// Identifies the transfer of one request between one prefill rank and one decode rank. Drawn by
+/// the decode side, random enough that two decode nodes never draw the same; search the logs of
+/// both nodes for it.
 using transfer_id = strong_id<struct transfer_tag, std::uint64_t>;
-/// A page of a layer's cache, counted from 0 in its pool. The same index in every layer.
+/// A page of a layer's cache, counted from 0 in its pool, with the same index in every layer.
 using block_id = strong_id<struct block_tag, std::uint32_t>;
 /// A registered range of memory of one node, never reused within an incarnation.
 using region_id = strong_id<struct region_tag, std::uint32_t>;

@@ -20,7 +20,7 @@ std::string rank_text(const cache_layout& layout) {
   return "rank " + std::to_string(layout.tp_rank) + " of " + std::to_string(layout.tp_size);
 }
 
-/// Of which tensor-parallel rank something is said, where there are several.
+/// Names the tensor-parallel rank in a sentence, if there are several.
 std::string of_rank(std::uint32_t rank, std::uint32_t ranks) {
   if (ranks == 1) return {};
   return " at tensor-parallel rank " + std::to_string(rank) + " of " + std::to_string(ranks);
@@ -47,7 +47,7 @@ std::string held(layer_range layers, std::uint32_t total) {
   return layers_text(layers, total) + (layers.count() == 1 ? " is" : " are");
 }
 
-/// Whether they are ranks of one replica, as far as layouts say.
+/// Whether the sources can be ranks of one replica, judging by their layouts.
 result<void> check_alike(std::span<const source_layout> sources) {
   const auto& first = sources.front();
   for (const auto& other : sources) {
@@ -68,7 +68,8 @@ result<void> check_alike(std::span<const source_layout> sources) {
   return {};
 }
 
-/// For each tensor-parallel rank the ranges follow each other from the first layer to the last.
+/// Whether, for each tensor-parallel rank, the ranges follow each other from the first layer to the
+/// last.
 result<void> check_layers_held(std::span<const source_layout> sources) {
   const auto ranks = sources.front().layout->tp_size;
   const auto total = total_layers_of(*sources.front().layout);
@@ -78,7 +79,7 @@ result<void> check_layers_held(std::span<const source_layout> sources) {
   });
   auto next = sorted.begin();
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    std::uint32_t end = 0;  // of what is held so far
+    std::uint32_t end = 0;  // of the layers held so far
     for (auto last = sorted.end(); next != sorted.end() && next->layout->tp_rank == rank; ++next) {
       const auto here = held_layers(*next->layout);
       if (here.begin > end) {
@@ -169,7 +170,7 @@ std::optional<std::string> contradicts_rank(const cache_layout& layout, std::uin
   bool fits =
       rank % of_part == layout.tp_rank && (part == 0) == (here.begin == 0) && part <= here.begin;
   if (ranks) {
-    // Each of the other parts has a layer at least.
+    // Each of the other parts has at least one layer.
     const auto parts = *ranks / of_part;
     fits = fits && *ranks % of_part == 0 && part < parts && (part + 1 == parts) == (behind == 0) &&
            parts - part - 1 <= behind;

@@ -2,9 +2,9 @@
 
 /// Which of a model's layers the ranks of a replica hold.
 ///
-/// A replica of P parts of T tensor-parallel ranks each has P * T ranks: rank p * T + t is tensor-parallel
-/// rank t of part p. Parts follow each other as their layers do, and each layer is in one of them. A replica
-/// that is not divided is one part.
+/// A replica of P parts of T tensor-parallel ranks each has P * T ranks: rank p * T + t is
+/// tensor-parallel rank t of part p. Parts are in the order of their layers, and each layer is in
+/// exactly one part. An undivided replica is one part.
 
 #include <cstdint>
 #include <optional>
@@ -21,21 +21,22 @@ namespace troupe::kvcache {
 
 /// How many layers the model has.
 [[nodiscard]] std::uint32_t total_layers_of(const cache_layout& layout) noexcept;
-/// Those of the model's that are in the layout.
+/// The range of the model's layers that the layout holds.
 [[nodiscard]] layer_range held_layers(const cache_layout& layout) noexcept;
 /// Whether some of the model's layers are in another layout.
 [[nodiscard]] bool is_part(const cache_layout& layout) noexcept;
 
-/// Those of the model's layers that both hold; none: an empty range.
+/// The range of the model's layers that both hold; may be empty.
 [[nodiscard]] layer_range shared_layers(const cache_layout& one,
                                         const cache_layout& other) noexcept;
-/// The states that both hold, by their positions in each: equal positions where both hold all of a model,
-/// else equal names. Of two layouts that are compatible.
+/// The states that both hold, as positions in each, matched by position if both hold a whole model,
+/// else by name. The layouts must be compatible.
 [[nodiscard]] std::vector<std::pair<std::uint32_t, std::uint32_t>> shared_states(
     const cache_layout& one, const cache_layout& other);
 
-/// What the layout says of its rank, where it cannot be that of rank `rank` of a replica of `ranks` ranks
-/// (empty: not known how many): "says rank 0 of 2", the end of a sentence about it. Empty: it can.
+/// How the layout contradicts being rank `rank` of a replica of `ranks` ranks (empty if their
+/// number is not known): the end of a sentence, such as "says rank 0 of 2". Empty if there is no
+/// contradiction.
 [[nodiscard]] std::optional<std::string> contradicts_rank(const cache_layout& layout,
                                                           std::uint32_t rank,
                                                           std::optional<std::uint32_t> ranks);
@@ -45,9 +46,10 @@ struct source_layout {
   std::string_view node;
   const cache_layout* layout{nullptr};
 };
-/// Whether each layer of the model is held once by the ranks of these sources, for each tensor-parallel rank,
-/// and each state of `destination` likewise. Each has passed `check` and is compatible with `destination`.
-/// `layout_mismatch` naming the layers or the state that nobody holds, or who the two are that do.
+/// Whether the ranks of these sources hold each layer of the model exactly once for each
+/// tensor-parallel rank, and likewise each state of `destination`. Each source must have passed
+/// `check` and be compatible with `destination`. `layout_mismatch` naming the layers or the state
+/// that no source holds, or the two sources that hold the same.
 [[nodiscard]] result<void> check_covers(const cache_layout& destination,
                                         std::span<const source_layout> sources);
 

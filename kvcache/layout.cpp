@@ -15,7 +15,7 @@ constexpr std::uint32_t max_element_size = 64;
 constexpr std::size_t max_dtype_name = 32;
 constexpr std::size_t max_state_name = 64;
 
-/// Whether a layer of that kind has so many planes.
+/// Whether a layer of that kind may have so many planes.
 bool may_have(layer_kind kind, std::size_t planes) noexcept {
   switch (kind) {
     case layer_kind::attention: return planes == 2;
@@ -71,7 +71,7 @@ bool end_within_limit(std::uint64_t base, std::span<const dimension> dimensions,
   return end <= max_offset && length <= max_offset - end;
 }
 
-/// Whether each stride, smallest first, steps over all that the smaller ones reach.
+/// Whether each stride, smallest first, is at least the extent of all smaller ones.
 bool strides_nest(std::span<const dimension> dimensions, std::uint64_t length) {
   std::vector<dimension> sorted;
   for (const auto& d : dimensions) {
@@ -87,7 +87,7 @@ bool strides_nest(std::span<const dimension> dimensions, std::uint64_t length) {
   return true;
 }
 
-/// The bytes of one head, and how they follow from the shape.
+/// Checks that the bytes of one head agree with the shape.
 result<void> check_head_bytes(const cache_layout& layout, const layer_shape& shape, const plane& p,
                               std::size_t index, const std::string& name) {
   if (shape.kind == layer_kind::opaque) {
@@ -106,7 +106,7 @@ result<void> check_head_bytes(const cache_layout& layout, const layer_shape& sha
                                                   : " (head_dim times element size)"));
 }
 
-/// How often the heads of a plane of that layer are repeated within a block.
+/// How often the heads of a plane of that layer repeat within a block.
 std::uint64_t rows_of_block(const cache_layout& layout, std::size_t layer) noexcept {
   if (layout.layers[layer].shape.kind == layer_kind::opaque) return 1;
   return block_tokens_of(layout, table_of(layout, static_cast<std::uint32_t>(layer)));
@@ -155,7 +155,7 @@ result<void> check_type(const std::string& name, const std::string& dtype, std::
   return {};
 }
 
-/// What only opaque layers say.
+/// Checks the fields that only opaque layers have.
 result<void> check_opaque(const layer_shape& shape, const std::string& name) {
   const bool opaque = shape.kind == layer_kind::opaque;
   const auto unit = static_cast<unsigned>(shape.unit);
@@ -263,7 +263,7 @@ result<void> check_state(const state_tensor& state, std::size_t index) {
   return {};
 }
 
-/// Which of the model's layers are here.
+/// Checks the range of the model's layers.
 result<void> check_range(const cache_layout& layout) {
   const auto count = layout.layers.size();
   if (layout.total_layers == 0) {
@@ -275,7 +275,7 @@ result<void> check_range(const cache_layout& layout) {
   return in_range("first_layer", layout.first_layer, 0, layout.total_layers - count);
 }
 
-/// A part's states are matched by their names.
+/// The states of a part are matched by name, so names must be unique.
 result<void> check_state_names(const cache_layout& layout) {
   if (!is_part(layout)) return {};
   std::set<std::string_view> seen;
@@ -287,7 +287,8 @@ result<void> check_state_names(const cache_layout& layout) {
   return {};
 }
 
-/// Each layer that has planes is in one group, and no other is. A part may have no layer of a group.
+/// Each layer with planes must be in exactly one group, and no other layer. In a part, a group may
+/// be empty.
 result<void> check_groups(const cache_layout& layout) {
   if (layout.groups.empty()) return {};
   if (auto ok = in_range("number of groups", layout.groups.size(), 1, max_layer_groups); !ok) {

@@ -1,4 +1,4 @@
-// The arrangements that have a name, as planes.
+// Builds the planes of the named arrangements.
 
 #include <array>
 
@@ -34,7 +34,7 @@ std::vector<layer_size> layer_sizes(const cache_layout& layout) {
   return sizes;
 }
 
-/// Planes with everything but their place: heads, head bytes, strides inside a block.
+/// Adds planes without their places: heads, head bytes, strides inside a block.
 void add_planes(cache_layout& layout, block_inner inner) {
   for (auto& layer : layout.layers) {
     plane p;

@@ -1,19 +1,19 @@
-// The form of a layout that travels.
+// The wire form of a layout.
 //
 //   magic      4 bytes "TKVL"
 //   version    varint, 2
 //   dtype      varint length (1..32), bytes
 //   element_size, block_tokens, blocks, tp_rank, tp_size      varints
-//   range      2 varints: 0 and the count below (all layers of the model are here), or first_layer + 1 and total_layers
+//   range      2 varints: 0 and the count of layers below (the whole model), or first_layer + 1 and total_layers
 //   model      1 byte: 0, or 1 and 32 bytes
-//   groups     varint count of groups of layers that have block tables of their own, then of each: block_tokens (0: as
-//              above), number of layers, of each layer how far it is behind the one before (varints; the first: from 0)
+//   groups     varint count of groups of layers that have block tables of their own, then each: block_tokens (0: as
+//              above), number of layers, for each layer the distance from the one before (varints; the first: from 0)
 //   layers     varint count, then each layer:
 //     form     1 byte. 0: kind (1 byte), kv_heads, head_dim, value_dim (varints), varint length and dtype (0: the
 //              layout's), element_size (varint), unit (1 byte), varint length and packing, number of planes (varint),
 //              then of each plane
 //              region, heads, base, block_stride, token_stride, head_stride, head_bytes (varints)
-//              1: as the layer before, but of each plane the differences of region and base (zigzag
+//              1: as the layer before, with the differences of region and base for each plane (zigzag
 //              varints)
 //   states     varint count, then each: varint length and name, sharding (1 byte), region, slots, base, slot_stride,
 //              slot_bytes (varints), varint count of parts, then of each: bytes (varint), sharding (1 byte)
@@ -69,8 +69,7 @@ class writer {
   std::vector<std::byte> bytes_;
 };
 
-/// Reads until something is wrong, then answers zeros; the caller asks `good` before it relies on a
-/// value.
+/// Returns zeros after the first error; the caller checks `good` before it relies on a value.
 class reader {
  public:
   explicit reader(std::span<const std::byte> bytes) : rest_{bytes} {}
@@ -98,7 +97,7 @@ class reader {
     if (value > std::numeric_limits<std::uint32_t>::max()) return good_ = false, 0U;
     return static_cast<std::uint32_t>(value);
   }
-  /// A count of things that take at least one byte each.
+  /// A count of elements that take at least one byte each.
   std::size_t count(std::size_t limit) {
     const std::uint64_t value = number();
     if (value > limit || value > rest_.size()) return good_ = false, std::size_t{0};
@@ -120,7 +119,7 @@ class reader {
   bool good_{true};
 };
 
-/// Whether `b` differs from `a` in nothing but the places of its planes.
+/// Whether `b` differs from `a` only in the places of its planes.
 bool same_but_place(const layer_layout& a, const layer_layout& b) {
   if (a.shape != b.shape || a.planes.size() != b.planes.size()) return false;
   for (std::size_t p = 0; p < a.planes.size(); ++p) {
@@ -164,7 +163,7 @@ void write_as_before(writer& out, const layer_layout& before, const layer_layout
 
 std::optional<layer_layout> read_full(reader& in) {
   layer_layout layer;
-  layer.shape.kind = static_cast<layer_kind>(in.byte());  // `check` refuses what it does not know
+  layer.shape.kind = static_cast<layer_kind>(in.byte());  // `check` refuses unknown kinds
   layer.shape.kv_heads = in.small();
   layer.shape.head_dim = in.small();
   layer.shape.value_dim = in.small();
@@ -324,7 +323,7 @@ result<cache_layout> decode(std::span<const std::byte> bytes) {
   if (has_model > 1) return malformed("model");
   if (has_model == 1) {
     for (auto& byte : layout.model) byte = std::byte{in.byte()};
-    if (layout.model == not_said) return malformed("model");  // which has a shorter form
+    if (layout.model == not_said) return malformed("model");  // must use the shorter form
   }
   const std::size_t groups = in.count(max_layer_groups);
   for (std::size_t i = 0; i < groups; ++i) {
@@ -334,7 +333,7 @@ result<cache_layout> decode(std::span<const std::byte> bytes) {
   }
   const std::size_t layers = in.count(max_layers);
   if (range_begin != 0) {
-    if (range_of == 0) return malformed("range of layers");  // which has another form
+    if (range_of == 0) return malformed("range of layers");  // must use the other form
     layout.first_layer = range_begin - 1;
     layout.total_layers = range_of;
   } else if (in.good() && range_of != layers) {

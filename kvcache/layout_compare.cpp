@@ -35,10 +35,10 @@ const std::string& dtype_of(const cache_layout& layout, const layer_shape& shape
   return shape.dtype.empty() ? layout.dtype : shape.dtype;
 }
 
-/// One of the model's layers that both hold.
+/// A layer of the model that both sides hold.
 struct shared_layer {
   std::string name;
-  std::uint32_t here{0};  ///< its number in each layout
+  std::uint32_t here{0};  ///< with `there`: its number in each layout
   std::uint32_t there{0};
 };
 
@@ -95,7 +95,8 @@ result<void> check_compatible_layer(const cache_layout& local, const cache_layou
                element_size_of(remote, there));
 }
 
-/// Groups are of the model: where the ranges differ, the layers of one that both hold are compared.
+/// Groups are defined for the whole model: if the ranges differ, only the shared layers are
+/// compared.
 result<void> check_compatible_groups(const cache_layout& local, const cache_layout& remote) {
   if (auto ok = equal("number of groups of layers", local.groups.size(), remote.groups.size());
       !ok) {
@@ -178,7 +179,7 @@ result<void> check_state_named_once(const cache_layout& layout, const char* side
   return {};
 }
 
-/// Where all layers of the model are, all of its states are: those of the other side, too.
+/// A side with all layers of the model has all of its states, so also those of the other side.
 result<void> check_states_there(const cache_layout& all, const char* side,
                                 const cache_layout& other) {
   if (is_part(all)) return {};
@@ -193,7 +194,7 @@ result<void> check_states_there(const cache_layout& all, const char* side,
   return {};
 }
 
-/// Those of parts are known by their names: of each other's they know none but those.
+/// States of parts are matched by name; states that only one side has are not compared.
 result<void> check_compatible_states_of_parts(const cache_layout& local,
                                               const cache_layout& remote) {
   if (auto ok = check_state_named_once(local, "here"); !ok) return ok;

@@ -16,7 +16,7 @@ namespace troupe::kvcache {
 
 namespace {
 
-/// Numbers of eight bytes, least significant first; texts behind their length.
+/// Numbers as eight bytes, least significant first; texts after their length.
 class digest {
  public:
   void number(std::uint64_t value) {
@@ -38,8 +38,8 @@ class digest {
   std::vector<std::uint8_t> bytes_;
 };
 
-/// What the ranks of every part of a model have in common. Behind a number that no layout of all layers
-/// begins with, so that the two kinds are never equal.
+/// Covers what the ranks of all parts of a model have in common. Starts with a number that no
+/// layout of all layers starts with, so that the two kinds are never equal.
 layout_fingerprint fingerprint_of_pipeline(const cache_layout& layout) {
   digest of;
   of.number(0);

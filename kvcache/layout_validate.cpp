@@ -11,7 +11,7 @@
 namespace troupe::kvcache {
 namespace {
 
-/// Bytes that repeat in up to three nested strides, the form that every plane and state takes here.
+/// Bytes that repeat in up to three nested strides: the form of every plane and state here.
 struct strided_set {
   struct level {
     std::int64_t count;
@@ -23,7 +23,7 @@ struct strided_set {
   std::int64_t unit{0};           ///< contiguous bytes at the innermost
   std::array<level, 3> levels{};  ///< outermost first
   std::size_t depth{0};
-  std::optional<std::uint32_t> table{};  ///< none: a state
+  std::optional<std::uint32_t> table{};  ///< empty for a state
   const plane* of{nullptr};
   std::int64_t block_reach{0};  ///< from the first to past the last byte of one block
   std::string name;
@@ -62,8 +62,8 @@ std::int64_t floor_divide(std::int64_t a, std::int64_t b) noexcept {
   return a / b - ((a % b != 0 && (a < 0) != (b < 0)) ? 1 : 0);
 }
 
-/// Looks for a byte that two sets share. Equal strides are compared by arithmetic; unequal ones by
-/// walking the elements where the sets meet, within a budget.
+/// Searches for a byte that two sets share: by arithmetic for equal strides, else by walking the
+/// elements where the sets meet, within a budget.
 class overlap_search {
  public:
   explicit overlap_search(std::int64_t steps_in_all = std::numeric_limits<std::int64_t>::max())
@@ -143,7 +143,7 @@ std::vector<strided_set> all_sets(const cache_layout& layout) {
   return sets;
 }
 
-/// Each two whose hulls meet, until `look` has seen enough.
+/// Calls `look` for each pair whose hulls meet, until it returns false.
 template <class Look>
 void each_neighbours(std::vector<strided_set> sets, Look&& look) {
   std::sort(sets.begin(), sets.end(), [](const strided_set& a, const strided_set& b) {
@@ -161,12 +161,12 @@ void each_neighbours(std::vector<strided_set> sets, Look&& look) {
   }
 }
 
-/// Planes of two groups of layers.
+/// Whether the two are planes of different groups of layers.
 bool of_two_groups(const strided_set& a, const strided_set& b) noexcept {
   return a.table && b.table && a.table != b.table;
 }
 
-/// Whether a block of the one shares bytes with that block of the other at most.
+/// Whether a block of one shares bytes at most with the block of the same number of the other.
 bool share_block_by_block(const strided_set& a, const strided_set& b) noexcept {
   const plane& one = *a.of;
   const plane& other = *b.of;
@@ -211,9 +211,9 @@ std::vector<std::uint32_t> pools_of_tables(const cache_layout& layout) {
   overlap_search search{std::int64_t{1} << 22};
   each_neighbours(all_sets(layout), [&](const strided_set& a, const strided_set& b) {
     if (!of_two_groups(a, b) || pools[*a.table] == pools[*b.table]) return true;
-    // What cannot be told apart is taken for one.
+    // If the search gave up, assume one pool.
     if (search.found(a, b) || search.gave_up()) {
-      // Copies: `replace` takes references, and these would be to what it replaces.
+      // Copies, since `replace` takes references, which would refer to elements that it replaces.
       const auto [low, high] = std::minmax({pools[*a.table], pools[*b.table]});
       std::ranges::replace(pools, high, low);
     }

@@ -14,12 +14,13 @@
 
 namespace troupe::kvcache {
 
-/// What a lease is on; the owner of the table chooses the number (a transfer's id, say).
+/// Identifies a lease; the owner of the table chooses the number (the id of a transfer, for
+/// instance).
 using lease_id = strong_id<struct lease_tag, std::uint64_t>;
 
-/// Who holds what until when. A lease measures that its holder lives, so its holder is an
-/// incarnation: a restarted node does not inherit. Time is monotonic and comes in. A lease whose
-/// end has come is over, whether or not `expire` has collected it yet. Not thread-safe.
+/// Which holder has which lease until when. A lease measures that its holder is alive, so the
+/// holder is an incarnation: a restarted node does not inherit leases. Time is monotonic and passed
+/// in. A lease is over once its end has passed, even before `expire` collects it. Not thread-safe.
 ///
 /// | state | event                         | next                                        |
 /// | ----- | ----------------------------- | ------------------------------------------- |
@@ -32,21 +33,21 @@ class lease_table {
   using time_point = std::chrono::steady_clock::time_point;
   using duration = std::chrono::steady_clock::duration;
 
-  /// `already_exists` while the id is held or over but not collected; `invalid_config` for the
+  /// `already_exists` while the lease is held, or over but not collected; `invalid_config` for
   /// holder 0 or a duration that is not positive.
   [[nodiscard]] result<void> grant(lease_id id, incarnation holder, time_point now,
                                    duration length);
-  /// Returns when the lease now ends; never earlier than before. `not_found`, `stale_incarnation`
-  /// (another life's lease), `lease_expired`.
+  /// Returns the new end of the lease, never earlier than the old one. `not_found`,
+  /// `stale_incarnation` (the lease of another incarnation), `lease_expired`.
   [[nodiscard]] result<time_point> renew(lease_id id, incarnation holder, time_point now,
                                          duration length);
-  /// What a heartbeat does: renews all that the holder has and is not over. Returns how many.
+  /// For heartbeats: renews all leases of the holder that are not over. Returns how many.
   std::size_t renew_all(incarnation holder, time_point now, duration length);
-  /// Gives a lease up. `not_found`; `stale_incarnation` when it is another's.
+  /// Gives a lease up. `not_found`; `stale_incarnation` if another holder has it.
   [[nodiscard]] result<void> end(lease_id id, incarnation holder);
-  /// The holder died: ends all it has, and returns them, ascending.
+  /// Ends all leases of a holder that died, and returns them, ascending.
   [[nodiscard]] std::vector<lease_id> end_holder(incarnation holder);
-  /// Collects those whose end is not after `now`, earliest first.
+  /// Collects the leases whose end is not after `now`, earliest first.
   [[nodiscard]] std::vector<lease_id> expire(time_point now);
 
   /// When the next lease ends, if none is renewed.

@@ -9,7 +9,7 @@ namespace troupe {
 
 namespace {
 
-/// Whether the system refused it for a limit that somebody can raise.
+/// Whether the system refused because of a limit that can be raised.
 bool is_limit(const std::error_code& code) {
   return code == std::errc::resource_unavailable_try_again ||
          code == std::errc::not_enough_memory || code == std::errc::too_many_files_open ||
@@ -44,7 +44,7 @@ error sentence(std::string_view doing) {
 error exception_as_error(std::string_view doing) noexcept {
   try {
     return sentence(doing);
-  } catch (...) {                                    // there is not even memory for the sentence
+  } catch (...) {                                    // no memory for the sentence either
     return {errc::pool_exhausted, "out of memory"};  // short enough to need none
   }
 }

@@ -9,9 +9,9 @@
 
 namespace troupe {
 
-/// The exception that is being handled, as an error of what `doing` names: `pool_exhausted` where memory
-/// could not be had, `overloaded` where the system refused something else that is limited, `internal`
-/// for all others. To be called in a `catch`.
+/// Converts the exception being handled to an error of the activity named by `doing`:
+/// `pool_exhausted` if memory ran out, `overloaded` if the system refused another limited resource,
+/// else `internal`. Call it in a `catch`.
 [[nodiscard]] error exception_as_error(std::string_view doing) noexcept;
 
 namespace detail {
@@ -25,8 +25,8 @@ struct as_result<void> {
 };
 }  // namespace detail
 
-/// Calls `call`, which returns a `result` or nothing, and returns what it returns. What it throws comes
-/// back as an error. For the edges of a folder: no exception crosses them.
+/// Calls `call`, which returns a `result` or nothing, and returns its result. An exception is
+/// returned as an error. For the edges of a folder, which no exception crosses.
 template <class Call>
 [[nodiscard]] auto or_error(std::string_view doing, Call&& call) noexcept ->
     typename detail::as_result<std::invoke_result_t<Call>>::type {

@@ -4,8 +4,8 @@
 
 namespace troupe {
 
-/// Takes `step`; where it throws, `undo` takes back what came before it, and the exception goes on. For what two lists
-/// must have both or neither.
+/// Runs `step`. If it throws, runs `undo`, which reverts the step before it, and rethrows. For an
+/// entry that must be in both of two containers or in neither.
 template <class Step, class Undo>
 void or_undo(Step&& step, Undo&& undo) {
   try {

@@ -2,7 +2,7 @@
 
 namespace troupe {
 
-/// One callable of several, for `std::visit`: each alternative of a variant has its own.
+/// Combines several callables into one for `std::visit`: one for each alternative of a variant.
 template <class... Cases>
 struct overloaded : Cases... {
   using Cases::operator()...;

@@ -11,7 +11,7 @@
 namespace troupe::kvcache {
 namespace {
 
-/// One side of a plane that moves: where the first common head of block 0, token 0 is, and the
+/// One side of a moved plane: the offset of the first common head of block 0, token 0, and the
 /// strides.
 struct place {
   std::uint64_t base{0};
@@ -31,16 +31,16 @@ struct step {
   friend bool operator==(const step&, const step&) = default;
 };
 
-/// What of one plane moves between these two ranks.
+/// The part of one plane that moves between these two ranks.
 struct moved_plane {
   std::size_t regions{0};  ///< index into the pairs of regions
   std::uint64_t heads{0};
   std::uint64_t head_bytes{0};
   place local;
   place remote;
-  bool opaque{false};  ///< the block is moved whole, whichever of its tokens are
+  bool opaque{false};  ///< a block is moved whole, for any of its tokens
 
-  /// How often its heads are repeated for so many tokens of one block.
+  /// How often its heads repeat for so many tokens of one block.
   [[nodiscard]] std::uint64_t rows(std::uint64_t tokens) const noexcept {
     return opaque ? 1 : tokens;
   }
@@ -51,7 +51,7 @@ struct moved_plane {
   }
 };
 
-/// How far `b` is from `a` on both sides, when it has the same form and stands behind it.
+/// The distance from `a` to `b` on both sides, if `b` has the same form and lies after `a`.
 std::optional<step> forward_step(const moved_plane& a, const moved_plane& b) noexcept {
   if (!a.same_form(b) || b.local.base <= a.local.base || b.remote.base <= a.remote.base) {
     return std::nullopt;
@@ -61,11 +61,11 @@ std::optional<step> forward_step(const moved_plane& a, const moved_plane& b) noe
 
 struct moved_layer {
   std::uint32_t layer{0};
-  std::uint64_t bytes_of_token{0};     ///< or
-  std::uint64_t bytes_of_block{0};     ///< where it is opaque
+  std::uint64_t bytes_of_token{0};     ///< 0 for an opaque layer
+  std::uint64_t bytes_of_block{0};     ///< for an opaque layer only
   std::vector<moved_plane> planes;     ///< one or two
   std::optional<step> between_planes;  ///< from K to V
-  std::optional<step> to_next;         ///< from here to the next moved layer, alike for all planes
+  std::optional<step> to_next;         ///< to the next moved layer, the same for all planes
 };
 
 struct moved_state {
@@ -75,7 +75,7 @@ struct moved_state {
   std::uint64_t bytes{0};
 };
 
-/// What one block table serves.
+/// The layers that one block table serves.
 struct moved_table {
   std::uint32_t block_tokens{0};
   bool shared{false};               ///< a layer of it is on both sides
@@ -129,7 +129,7 @@ result<void> check_blocks(const block_list& blocks, std::uint64_t first, std::ui
   return {};
 }
 
-/// Cuts the token range into runs of blocks; blocks that are not moved whole are runs of their own.
+/// Cuts the token range into runs of blocks; a block that is not moved whole is a run of its own.
 std::vector<moved_run> runs_to_move(token_range tokens, std::uint64_t block_tokens,
                                     const block_list& local, const block_list& remote) {
   std::vector<moved_run> runs;
@@ -159,8 +159,8 @@ unexpected named_twice(std::uint64_t block) {
 /// Blocks [begin, begin + count) of the destination's pool.
 using written_run = std::pair<std::uint64_t, std::uint64_t>;
 
-/// A bit for each block of a part of the pool that is not much larger than the request. Sorting would
-/// cost the more for each block, the more there are.
+/// Uses a bit for each block of a part of the pool that is not much larger than the request.
+/// Sorting would cost more per block, the more blocks there are.
 result<void> check_bits(const std::vector<written_run>& written, std::uint64_t first,
                         std::uint64_t span) {
   std::vector<bool> seen(span, false);
@@ -198,11 +198,11 @@ result<void> check_distinct(std::vector<written_run> written) {
   return {};
 }
 
-/// Of the runs of each table, those of one pool together.
+/// Checks the runs of all tables of one pool together.
 result<void> check_distinct(std::span<const std::vector<moved_run>> runs,
                             std::span<const std::uint32_t> pools, data_flow flow) {
   for (std::size_t first = 0; first < runs.size(); ++first) {
-    if (pools[first] != first) continue;  // looked at with an earlier one
+    if (pools[first] != first) continue;  // checked with an earlier table
     std::vector<written_run> written;
     for (std::size_t table = first; table < runs.size(); ++table) {
       if (pools[table] != first) continue;
@@ -220,7 +220,7 @@ place place_of(const plane& p, std::uint64_t first_head) noexcept {
   return {p.base + first_head * p.head_stride, p.block_stride, p.token_stride, p.head_stride};
 }
 
-/// For so many more, behind which others may come.
+/// Reserves room for so many more, growing geometrically, since others may follow.
 void make_room(std::vector<segment>& segments, std::size_t more) {
   const auto wanted = segments.size() + more;
   if (wanted > segments.capacity()) segments.reserve(std::max(wanted, 2 * segments.capacity()));
@@ -257,7 +257,7 @@ class plan_writer {
   transfer_plan plan_;
 };
 
-/// What two layouts have in common, by the numbers in each.
+/// The layers and states that two layouts have in common, by their numbers in each.
 struct shares {
   mapped_share local;
   mapped_share remote;
@@ -279,7 +279,7 @@ struct shares {
 
 struct transfer_geometry::prepared {
   data_flow flow{data_flow::to_remote};
-  std::uint32_t layers{0};  ///< that both sides hold; from these numbers on in their layouts:
+  std::uint32_t layers{0};  ///< held by both sides, from these numbers on in their layouts:
   std::uint32_t first_local{0};
   std::uint32_t first_remote{0};
   bool grouped{false};  ///< layers have tables of their own
@@ -287,9 +287,9 @@ struct transfer_geometry::prepared {
   std::uint64_t remote_blocks{0};
   std::vector<std::pair<std::uint32_t, std::uint32_t>> region_pairs;
   std::vector<moved_table> tables;
-  std::vector<std::uint32_t> pools;  ///< by table, of the destination: that of the first one in it
+  std::vector<std::uint32_t> pools;  ///< of the destination, by table: the first table of its pool
   std::vector<moved_state> states;
-  std::vector<std::uint32_t> tokens_at_once;  ///< by layer; empty: one of each
+  std::vector<std::uint32_t> tokens_at_once;  ///< by layer; empty: one for each
   std::uint64_t local_slots{0xffff'ffffU};    ///< that every shared state has
   std::uint64_t remote_slots{0xffff'ffffU};
   cache_map local_map;
@@ -359,7 +359,7 @@ void transfer_geometry::prepared::add_layers(const cache_layout& local, const ca
   }
 }
 
-/// Finds out where the next layer of a table is the same again, a fixed distance on.
+/// Finds, for each layer of a table, whether the next one has the same form at a fixed distance.
 void transfer_geometry::prepared::link_layers() {
   for (auto& table : tables) {
     auto& moved = table.layers;
@@ -439,7 +439,7 @@ void transfer_geometry::prepared::append(plan_writer& out, const moved_plane& p,
   }
 }
 
-/// What of these layers is among those of the table.
+/// Appends the layers of the range that belong to the table.
 void transfer_geometry::prepared::append(plan_writer& out, const moved_table& table,
                                          layer_range some, std::span<const moved_run> runs) const {
   const auto& moved = table.layers;
@@ -447,7 +447,7 @@ void transfer_geometry::prepared::append(plan_writer& out, const moved_table& ta
     return layer.layer < some.begin;
   });
   while (at != moved.end() && at->layer < some.end) {
-    // As many layers as go on at one distance are one more dimension of the copy.
+    // Consecutive layers at one distance form one more dimension of the copy.
     auto until = at;
     while (until->to_next && until->to_next == at->to_next && std::next(until)->layer < some.end) {
       ++until;

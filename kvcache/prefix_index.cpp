@@ -45,7 +45,7 @@ prefix_index::walk prefix_index::follow(std::span<const token_id> tokens,
   return w;
 }
 
-/// From the last block to the first, so that a block is never older than those behind it.
+/// From the last block to the first, so that a block is never older than its successors.
 void prefix_index::touch(const std::vector<node_number>& path) {
   for (auto number = path.rbegin(); number != path.rend(); ++number) {
     by_use_.splice(by_use_.end(), by_use_, nodes_.find(*number)->second.use);
@@ -135,7 +135,7 @@ std::vector<block_id> prefix_index::erase(block_id block) {
   return gone;
 }
 
-/// Removes a block that nothing stands behind.
+/// Removes a block without successors.
 void prefix_index::forget(node_number number) {
   const auto at = nodes_.find(number);
   const node& n = at->second;

@@ -13,13 +13,13 @@
 
 namespace troupe::kvcache {
 
-/// A token as the model numbers it.
+/// The model's number of a token.
 using token_id = std::uint32_t;
 
-/// The hash of one block given the hash of what stands before it. Exchangeable so that a test can
-/// make everything collide; the index never believes a hash without comparing the tokens.
+/// The hash of one block, given the hash of the blocks before it. Exchangeable so that a test can
+/// make all hashes collide; the index never trusts a hash without comparing the tokens.
 using block_hash = std::uint64_t (*)(std::uint64_t before, std::span<const token_id> tokens);
-/// XXH3 over the tokens, seeded with the hash before.
+/// XXH3 over the tokens, seeded with `before`.
 [[nodiscard]] std::uint64_t xxh3_block_hash(std::uint64_t before,
                                             std::span<const token_id> tokens) noexcept;
 
@@ -35,35 +35,36 @@ struct prefix_counters {
 };
 
 /// Which full blocks of which token sequences are in the cache, so that a request with a known
-/// beginning moves and computes only the rest. A tree: a block is found only behind the very blocks
-/// it was computed behind. Holds block numbers, not memory: the caller keeps one reference in the
-/// pool for every block that is in here, and takes one more for each that `match` returns while it
-/// uses it. Not thread-safe. Costs depend on the tokens given, not on the size of the index.
+/// beginning moves and computes only the rest. A tree: a block is found only after the very blocks
+/// that preceded it when it was computed. Holds block numbers, not memory: the caller keeps one
+/// pool reference for every block in the index, and takes one more for each block that `match`
+/// returns while using it. Not thread-safe. Costs depend on the tokens given, not on the size of
+/// the index.
 class prefix_index {
  public:
-  /// `max_blocks` bounds the memory (tokens are kept for comparing: 4 bytes each, and about 200 a
-  /// block).
+  /// `max_blocks` bounds the memory (4 bytes for each token, kept for comparison, and about 200
+  /// bytes for each block).
   prefix_index(std::uint32_t block_tokens, std::size_t max_blocks,
                block_hash hash = &xxh3_block_hash);
 
-  /// The longest cached prefix in whole blocks. `salt` separates what must not be shared (tenants,
-  /// adapters): only what was inserted with the same one is found. Counts as use.
+  /// The longest cached prefix in whole blocks. `salt` separates sequences that must not be shared
+  /// (tenants, adapters): only blocks inserted with the same salt are found. Counts as use.
   [[nodiscard]] prefix_match match(std::span<const token_id> tokens, std::uint64_t salt = 0);
 
-  /// Makes the whole blocks of `tokens` known; `blocks[i]` holds tokens [i * block_tokens, ...).
-  /// Where a block with the same beginning is known, that one stays. Returns the blocks that are
-  /// new in the index; fewer when `max_blocks` is reached (`evict` first). `out_of_range` when
-  /// there are more full blocks of tokens than blocks, `already_exists` when a block to be added is
-  /// in the index for other tokens: nothing changes then.
+  /// Inserts the whole blocks of `tokens`; `blocks[i]` holds tokens [i * block_tokens, ...). A
+  /// known block for the same prefix stays. Returns the blocks that are new in the index; fewer
+  /// when `max_blocks` is reached (`evict` first). `out_of_range` when there are more full blocks
+  /// of tokens than blocks, `already_exists` when a block to add is in the index for other tokens:
+  /// nothing changes then.
   [[nodiscard]] result<std::vector<block_id>> insert(std::span<const token_id> tokens,
                                                      std::span<const block_id> blocks,
                                                      std::uint64_t salt = 0);
 
-  /// Forgets up to `count` blocks, the least recently used first, none before those behind it.
-  /// Returns them, for the caller to give up its reference.
+  /// Forgets up to `count` blocks, the least recently used first, and a block only after its
+  /// successors. Returns them, for the caller to give up its references.
   [[nodiscard]] std::vector<block_id> evict(std::size_t count);
-  /// Forgets a block and all that stand behind it (bad or overwritten content). Returns them; empty
-  /// for a block that is not in the index.
+  /// Forgets a block and all its successors (bad or overwritten content). Returns them; empty for a
+  /// block that is not in the index.
   [[nodiscard]] std::vector<block_id> erase(block_id block);
 
   [[nodiscard]] prefix_counters counters() const noexcept;
@@ -79,7 +80,7 @@ class prefix_index {
     std::unordered_set<node_number> children;
     std::list<node_number>::iterator use;
   };
-  /// The known part of a sequence: its nodes from the first block on, and the hash behind the last.
+  /// The known part of a sequence: its nodes from the first block on, and the hash after the last.
   struct walk {
     std::vector<node_number> nodes;
     std::uint64_t hash{0};

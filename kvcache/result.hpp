@@ -10,7 +10,7 @@
 
 namespace troupe {
 
-/// Thrown by `result::value()` on an error, as `std::expected` does. Code of ours checks first.
+/// Thrown by `result::value()` on an error, as in `std::expected`. Our own code checks first.
 class bad_result_access : public std::exception {
  public:
   explicit bad_result_access(troupe::error e) : error_{std::move(e)}, text_{to_string(error_)} {}
@@ -34,8 +34,8 @@ struct unexpected {
   return unexpected{std::move(e)};
 }
 
-/// A value or an `error`. The part of `std::expected<T, error>` that is used here, under the same
-/// names (that header does not exist for every compiler that reads this code).
+/// A value or an `error`: the part of `std::expected<T, error>` that is used here, under the same
+/// names (not every supported compiler has that header).
 template <class T>
 class [[nodiscard]] result {
   using stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;

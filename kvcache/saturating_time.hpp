@@ -1,5 +1,5 @@
 /// \file
-/// Where a duration that an engine chose leads to.
+/// Adding a duration that an engine chose to a point in time.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace troupe::kvcache {
 
-/// now + length, at most the end of time: an engine may ask for more than a clock can count.
+/// now + length, clamped to the maximum: an engine may ask for more than a clock can count.
 [[nodiscard]] inline std::chrono::steady_clock::time_point after(
     std::chrono::steady_clock::time_point now, std::chrono::steady_clock::duration length) {
   const auto end = std::chrono::steady_clock::time_point::max();

@@ -37,7 +37,7 @@ result<void> check_all(std::span<const segment> segments, std::uint64_t size, Si
   return {};
 }
 
-/// How many repetitions of `range`, counted from its first, lie wholly inside `permitted`.
+/// How many repetitions of `range`, from the first on, lie wholly inside `permitted`.
 std::uint64_t covered_repetitions(const extent& range, const extent& permitted) noexcept {
   if (range.offset < permitted.offset || permitted.count == 0) return 0;
   const bool dense = permitted.count == 1 || permitted.stride <= permitted.length;
@@ -61,7 +61,7 @@ std::uint64_t covered_repetitions(const extent& range, const extent& permitted) 
   return std::min<std::uint64_t>(range.count, room / range.stride + 1);
 }
 
-/// Bytes from `offset` on, without a gap, that lie in the element of `permitted` that holds
+/// Length of the run of bytes from `offset` on within the element of `permitted` that holds
 /// `offset`.
 std::uint64_t covered_from(std::uint64_t offset, const extent& permitted) noexcept {
   if (offset < permitted.offset || permitted.count == 0) return 0;
@@ -89,9 +89,9 @@ bool covered_piecewise(extent range, std::span<const extent> permitted) noexcept
   return true;
 }
 
-/// Where the extent that holds `offset` is likely to be: extents come sorted by offset, and those
-/// of one grant often repeat with one stride. A guess saves the scan; a wrong one costs nothing
-/// else.
+/// The likely index of the extent that holds `offset`: extents are sorted by offset, and those of
+/// one grant often repeat with one stride. A right guess saves the scan; a wrong guess costs
+/// nothing else.
 std::size_t likely_index(std::uint64_t offset, std::span<const extent> permitted) noexcept {
   const extent& first = permitted.front();
   if (first.count > 1 && first.stride > 0 && offset >= first.offset) {
@@ -108,8 +108,8 @@ bool joins(const segment& a, const segment& b) noexcept {
          a.remote_offset + a.length == b.remote_offset && a.length <= no_end - b.length;
 }
 
-/// Widens `a` by `b` when `b` goes on where `a`'s repetitions end. Positive strides only, so that
-/// no repetition overlaps another.
+/// Extends `a` by `b` if `b` continues where `a`'s repetitions end. Positive strides only, so that
+/// no two repetitions overlap.
 bool continues(segment& a, const segment& b) noexcept {
   if (a.length != b.length || b.local_offset <= a.local_offset ||
       b.remote_offset <= a.remote_offset) {

@@ -24,7 +24,7 @@ struct segment {
   friend bool operator==(const segment&, const segment&) = default;
 };
 
-/// A range of one region, possibly repeated with a stride: what a grant permits. All in bytes.
+/// A range of one region that a grant permits, possibly repeated with a stride. All in bytes.
 struct extent {
   std::uint64_t offset{0};
   std::uint64_t length{0};
@@ -38,9 +38,9 @@ struct extent {
 /// wrap).
 [[nodiscard]] std::uint64_t total_bytes(std::span<const segment> segments) noexcept;
 
-/// `ok` when offset + length stays within `size` without wrapping, repetitions included.
-/// `out_of_range`, with the numbers in the sentence, else; also for no repetition at all and for
-/// repetitions that overlap (a stride shorter than the length).
+/// Whether offset + length stays within `size` without wrapping, repetitions included. Else
+/// `out_of_range`, with the numbers in the sentence; also for a count of 0 and for repetitions that
+/// overlap (a stride shorter than the length).
 [[nodiscard]] result<void> check_range(const extent& range, std::uint64_t size);
 /// Checks the local side of every segment against `size`; the sentence names the segment's index.
 [[nodiscard]] result<void> check_local(std::span<const segment> segments, std::uint64_t size);
@@ -50,9 +50,10 @@ struct extent {
 /// Whether every byte of `range` lies in one of the `permitted` extents.
 [[nodiscard]] bool covered(const extent& range, std::span<const extent> permitted) noexcept;
 
-/// Merges neighbours that are contiguous on both sides, and equally spaced equals into one strided
-/// segment. Order is kept; bytes covered are the same; never more segments than before. Writes over what it
-/// is given: a million of them are 48 MB, and fresh memory costs more than the work.
+/// Merges neighbours that are contiguous on both sides, and equally spaced segments of equal length
+/// into one strided segment. Keeps the order and the covered bytes; never returns more segments
+/// than it was given. Reuses the memory of its argument: a million segments are 48 MB, and fresh
+/// memory costs more than the work.
 [[nodiscard]] std::vector<segment> merge_segments(std::vector<segment> segments);
 
 }  // namespace troupe

@@ -7,7 +7,7 @@
 namespace troupe::kvcache {
 namespace {
 
-/// The key as it may stand in a log line: printable and short.
+/// The key in a form fit for a log line: printable and short.
 std::string shown(std::string_view key) {
   constexpr std::size_t limit = 64;
   std::string text{"'"};
@@ -62,7 +62,7 @@ result<put_slot> keyed_store::begin_put(std::string_view key, std::uint64_t size
   return put_slot{put_id{number}, *memory ? (*memory)->offset : 0, size};
 }
 
-/// All of it or nothing.
+/// Adds the value to all containers, or to none if memory runs out.
 void keyed_store::take_in(value_number number, std::string_view key, std::uint64_t size,
                           const std::optional<arena_range>& memory) {
   std::list<value_number> place{number};
@@ -205,7 +205,7 @@ std::optional<keyed_store::time_point> keyed_store::next_expiry() const {
   return expiries_.begin()->first;
 }
 
-/// A stored value leaves its key; its memory follows at once, or with its last view.
+/// Removes a stored value from its key; its memory is freed at once, or with its last view.
 void keyed_store::detach(value_map::iterator at) {
   value& v = at->second;
   by_key_.erase(v.key);

@@ -23,10 +23,10 @@ using put_id = strong_id<struct put_tag, std::uint64_t>;
 /// A hold on a value that is being read, never reused.
 using view_id = strong_id<struct view_tag, std::uint64_t>;
 
-/// What a put does when no room is left.
+/// What a put does when the store is full.
 enum class on_full : std::uint8_t {
   fail,   ///< `pool_exhausted`
-  evict,  ///< drops values that nobody reads, the least recently used first, until it fits
+  evict,  ///< drops values without readers, the least recently used first, until the value fits
 };
 
 struct store_options {
@@ -36,14 +36,15 @@ struct store_options {
   std::size_t max_keys{1U << 20U};  ///< values, in flight included
 };
 
-/// Where to write a value. `[offset, offset + size)` of the store's memory, exclusively this put's.
+/// Where to write a value: `[offset, offset + size)` of the store's memory, owned by this put
+/// alone.
 struct put_slot {
   put_id put;
   std::uint64_t offset{0};
   std::uint64_t size{0};
 };
 
-/// Where to read a value, unchanged until `release`, whatever happens to its key meanwhile.
+/// Where to read a value. The value stays unchanged until `release`, whatever happens to its key.
 struct pinned_view {
   view_id view;
   std::uint64_t offset{0};
@@ -60,19 +61,19 @@ struct store_counters {
   std::uint64_t values{0};     ///< that `get` can find (an expired one until `expire`)
   std::uint64_t in_flight{0};  ///< puts begun, neither committed nor aborted
   std::uint64_t views{0};
-  std::uint64_t detached{0};  ///< removed or expired, still read by someone
-  std::uint64_t hits{0};      ///< since the start, as the rest
+  std::uint64_t detached{0};  ///< removed or expired, but still read
+  std::uint64_t hits{0};      ///< this and the rest: since the start
   std::uint64_t misses{0};
   std::uint64_t evicted{0};
   std::uint64_t expired{0};
   arena_counters memory;
 };
 
-/// Values by key in one range of memory. Bookkeeping only: it touches no memory; time comes in.
+/// Values by key in one range of memory. Bookkeeping only: it touches no memory; time is passed in.
 ///
 /// | state     | event                          | next                                           |
 /// | --------- | ------------------------------ | ---------------------------------------------- |
-/// | none      | begin_put                      | in flight: key taken, not to be found          |
+/// | none      | begin_put                      | in flight: key taken, `get` does not find it   |
 /// | in flight | commit                         | stored, its time to live begins                |
 /// | in flight | abort                          | none                                           |
 /// | stored    | get / release                  | stored, views +1 / -1                          |
@@ -87,20 +88,19 @@ class keyed_store {
   using duration = std::chrono::steady_clock::duration;
   static constexpr std::size_t max_key_size = 512;
 
-  /// Options are checked at the first put: a store of size 0 has room for empty values only.
+  /// Options are checked at the first put. A store of size 0 has room for empty values only.
   explicit keyed_store(const store_options& options);
 
-  /// Reserves room for a value of `size` bytes (0 is a value too). `invalid_config` (key empty or
-  /// longer than `max_key_size`), `already_exists` (stored or in flight), `pool_exhausted`,
-  /// `overloaded`
-  /// (`max_keys`). An expired value does not stand in the way.
+  /// Reserves room for a value of `size` bytes (0 is allowed). `invalid_config` (key empty or
+  /// longer than `max_key_size`), `already_exists` (stored or in flight; an expired value does not
+  /// count), `pool_exhausted`, `overloaded` (`max_keys`).
   [[nodiscard]] result<put_slot> begin_put(std::string_view key, std::uint64_t size,
                                            time_point now);
-  /// The value is complete. Without `time_to_live` it stays until it is removed or evicted.
+  /// Completes the value. Without `time_to_live` it stays until it is removed or evicted.
   /// `not_found` when the put has ended; `invalid_config` for a time that is not positive.
   [[nodiscard]] result<void> commit(put_id put, time_point now,
                                     std::optional<duration> time_to_live = std::nullopt);
-  /// Gives the put up. `not_found` when it has ended.
+  /// Abandons the put. `not_found` when it has ended.
   [[nodiscard]] result<void> abort(put_id put);
 
   /// `not_found` for a key that is not stored, still in flight, or past its time.
@@ -110,9 +110,9 @@ class keyed_store {
 
   /// `not_found` as for `get`. A value in flight is not removed: abort it.
   [[nodiscard]] result<void> remove(std::string_view key, time_point now);
-  /// Like `get` but holds and counts nothing.
+  /// Like `get`, but takes no view and changes no counter.
   [[nodiscard]] std::optional<value_info> query(std::string_view key, time_point now) const;
-  /// Drops what is past its time. Returns how many.
+  /// Drops expired values. Returns how many.
   std::size_t expire(time_point now);
   [[nodiscard]] std::optional<time_point> next_expiry() const;
 
@@ -153,8 +153,8 @@ class keyed_store {
   value_map values_;  // by number; a put's id is its value's number
   std::unordered_map<std::string, value_number, string_hash, std::equal_to<>> by_key_;
   std::unordered_map<view_id, value_number> views_;
-  std::list<value_number> idle_;  // stored values that nobody reads, least recently used first
-  std::list<value_number> busy_;  // all others: to end a view must take no memory
+  std::list<value_number> idle_;  // stored values without readers, least recently used first
+  std::list<value_number> busy_;  // all others; ending a view only moves a node, without memory
   std::set<std::pair<time_point, value_number>> expiries_;
   std::uint64_t next_number_{1};
   std::uint64_t next_view_{1};

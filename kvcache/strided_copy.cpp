@@ -52,8 +52,8 @@ void strided_copy::remove(std::size_t index) noexcept {
   --used_;
 }
 
-/// Puts the longest dimension that a segment can say at the front: its repetitions must keep apart
-/// on both sides. The others follow in the order of their addresses.
+/// Moves the longest dimension that a segment can express to the front: its repetitions must not
+/// overlap on either side. The others follow in the order of their addresses.
 void strided_copy::choose_repetition() noexcept {
   std::size_t best = used_;
   for (std::size_t i = 0; i < used_; ++i) {

@@ -10,23 +10,23 @@
 namespace troupe::kvcache {
 
 /// A copy of `length` contiguous bytes, repeated along up to five dimensions (head, token, block,
-/// plane, layer), each with its own stride on both sides. Simplified as it is built: a dimension
-/// that is dense on both sides lengthens the bytes, and two that step alike become one. What is
-/// left is written as the fewest segments: the longest dimension as their repetition, the others
-/// one segment each.
+/// plane, layer), each with its own stride on both sides. `simplify` merges dimensions: one that is
+/// dense on both sides lengthens the contiguous bytes, and two with matching steps become one. The
+/// rest is written as the fewest segments: the longest dimension as their repetition, one segment
+/// for each step of the others.
 class strided_copy {
  public:
   explicit strided_copy(std::uint64_t length) noexcept : length_{length} {}
 
-  /// Adds a dimension. Order does not matter. A count of 1 is nothing. At most five.
+  /// Adds a dimension, at most five, in any order. A count of 1 has no effect.
   void repeat(std::uint64_t count, std::uint64_t local_stride,
               std::uint64_t remote_stride) noexcept;
-  /// Merges what merges; after the last `repeat`, before `append_to`.
+  /// Merges dimensions where possible. Call it after the last `repeat` and before `append_to`.
   void simplify() noexcept;
 
-  /// Segments that one `append_to` adds.
+  /// Number of segments that one `append_to` adds.
   [[nodiscard]] std::uint64_t segments() const noexcept;
-  /// Contiguous runs of bytes in them: what it would take without strides.
+  /// Number of contiguous runs of bytes in them: the copies needed without strides.
   [[nodiscard]] std::uint64_t copies() const noexcept;
   /// Appends the copy that begins at these offsets.
   void append_to(std::vector<segment>& out, std::uint64_t local, std::uint64_t remote) const;
@@ -46,7 +46,7 @@ class strided_copy {
   std::uint64_t length_;
   std::array<dimension, 5> dimensions_{};
   std::size_t used_{0};
-  bool repeats_{false};  ///< dimensions_[0] is what each segment repeats along
+  bool repeats_{false};  ///< each segment repeats along dimensions_[0]
 };
 
 }  // namespace troupe::kvcache

@@ -8,7 +8,7 @@
 namespace troupe::kvcache {
 namespace {
 
-/// From the first byte of a block to its last one; `tokens` are in it.
+/// Bytes from the first to the last of a block of `tokens` tokens.
 std::uint64_t reach_of(const plane& p, std::uint64_t tokens) {
   return (tokens - 1) * p.token_stride + (p.heads - 1) * p.head_stride + p.head_bytes;
 }

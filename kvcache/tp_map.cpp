@@ -12,7 +12,7 @@ std::uint32_t divide_up(std::uint64_t a, std::uint64_t b) noexcept {
   return static_cast<std::uint32_t>((a + b - 1) / b);
 }
 
-/// What of a model decides who talks to whom, each once.
+/// The properties of a model that decide which ranks exchange data, each once.
 struct spread {
   std::set<std::uint32_t> head_counts;
   bool sliced{false};

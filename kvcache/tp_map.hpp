@@ -15,7 +15,7 @@ struct rank_span {
   friend bool operator==(const rank_span&, const rank_span&) = default;
 };
 
-/// A source rank and a destination rank of two replicas that need not be equally large.
+/// A source rank and a destination rank of two replicas, which may differ in size.
 struct rank_pair {
   std::uint32_t source_ranks{1};
   std::uint32_t source{0};
@@ -29,11 +29,11 @@ struct rank_pair {
                                    std::uint32_t head) noexcept;
 
 /// The heads that the source sends to the destination, by the rule in plan.hpp: both hold them, and
-/// the source is the one designated among the source ranks that do. Something that every rank holds
-/// whole (an MLA latent, a replicated state) counts as one head.
+/// the source is the designated one among the source ranks that hold them. Data that every rank
+/// holds whole (an MLA latent, a replicated state) counts as one head.
 [[nodiscard]] head_span heads_to_send(std::uint32_t heads, const rank_pair& ranks) noexcept;
 
-/// Whether a tensor cut into equal slices, one per rank, has bytes that both ranks hold.
+/// Whether the two ranks have bytes in common of a tensor cut into equal slices, one per rank.
 [[nodiscard]] bool slices_meet(const rank_pair& ranks) noexcept;
 
 }  // namespace troupe::kvcache

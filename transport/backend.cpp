@@ -29,7 +29,7 @@ result<std::shared_ptr<const prepared_batch>> link::prepare(direction dir,
   return std::make_shared<const prepared_batch>(dir, std::move(pieces));
 }
 
-/// For backends that have no shorter way.
+/// For backends without a faster path.
 result<void> link::post_prepared(const prepared_batch& what, const posting& how) {
   if (auto ok = check_posting(what, how); !ok) return ok;
   batch work{.id = how.id,
@@ -37,7 +37,7 @@ result<void> link::post_prepared(const prepared_batch& what, const posting& how)
              .dir = what.dir(),
              .pieces = {},
              .frame = {how.frame.begin(), how.frame.end()}};
-  // Their order is that of the posting: neighbours of one piece go together.
+  // Keeps the order of the posting: consecutive segments of one piece form one piece.
   auto last = SIZE_MAX;
   for (std::uint32_t i = 0, count = how.count(what); i < count; ++i) {
     const auto at = what.at(how.index(i));

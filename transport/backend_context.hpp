@@ -7,8 +7,8 @@
 
 namespace troupe::transport {
 
-/// What an endpoint lends to its backends. Outlives every backend and link of the endpoint; a link
-/// that is closed touches none of it any more, so that a `shared_ptr` to it may survive the
+/// The parts of an endpoint that its backends use. Outlives every backend and link of the endpoint.
+/// A closed link no longer touches the context, so a `shared_ptr` to such a link may outlive the
 /// endpoint.
 struct backend_context {
   const endpoint_options& options;

@@ -9,8 +9,8 @@ namespace troupe::transport {
 
 namespace {
 
-/// Whether every segment surely lies in its local region and in its remote one. The common case in
-/// a few instructions; what is false here goes through the checks that find the words for it.
+/// Whether every segment surely lies in its local and its remote region. Decides the common case in
+/// a few instructions; if false, the slower checks decide and word the error.
 bool plainly_inside(std::span<const segment> segments, std::uint64_t local_size,
                     std::uint64_t remote_size) noexcept {
   return std::ranges::all_of(segments, [&](const segment& s) {
@@ -20,10 +20,10 @@ bool plainly_inside(std::span<const segment> segments, std::uint64_t local_size,
   });
 }
 
-/// The same where the grant is one range, and for it too. What a block costs here bounds what goes
-/// through a link per second: so one look at each segment, and not one jump. The furthest ends are
-/// what is compared; numbers so large that an end could wrap go through the other checks. False says
-/// nothing.
+/// As `plainly_inside`, and also inside the grant, which must be one range. The cost per block here
+/// bounds the throughput of a link, so each segment is read once and without a branch. Only the
+/// furthest ends are compared; numbers so large that an end could wrap go through the other checks.
+/// False decides nothing.
 bool plainly_granted(std::span<const segment> segments, std::uint64_t local_size,
                      const remote_grant& grant) noexcept {
   const auto* range = grant.permitted.whole();

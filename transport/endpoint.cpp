@@ -30,7 +30,7 @@ namespace {
 constexpr std::array preference{backend_kind::xgmi, backend_kind::shm, backend_kind::rdma,
                                 backend_kind::tcp};
 
-/// How often `withdraw` looks whether the region is at rest.
+/// How often `withdraw` checks whether the region is at rest.
 constexpr std::chrono::microseconds between_looks{200};
 
 /// Why there is no such backend.
@@ -57,9 +57,10 @@ class local_endpoint final : public endpoint {
         regions_{options_.max_regions} {}
 
   ~local_endpoint() override {
-    // Before anything: a thread that ends, or memory given back, may wait for a GPU and that for a gate.
+    // Gates first: a thread that ends, or memory that is freed, may wait for a GPU that waits at a
+    // gate.
     gates_.close();
-    // The threads end first, so that nothing calls into a backend or a link while it goes.
+    // Then the threads, so that nothing calls into a backend or a link that is being destroyed.
     if (progress_) progress_->stop();
     if (compute_) compute_->close();
     backends_.clear();
@@ -137,7 +138,7 @@ class local_endpoint final : public endpoint {
     }
     return nullptr;
   }
-  /// The allocation of a GPU that holds it; empty: it is memory of the host.
+  /// The GPU allocation that holds `at`; empty for host memory.
   [[nodiscard]] std::optional<xgmi::gpu_allocation> find_on_gpu(const std::byte* at) const {
     auto found = gpus_->runtime->find(at);
     return found && !found->on_host ? found : std::nullopt;
@@ -161,7 +162,7 @@ class local_endpoint final : public endpoint {
   std::vector<std::unique_ptr<backend>> backends_;
   std::uint16_t tcp_port_{0};
   std::mutex links_mutex_;
-  std::vector<std::weak_ptr<link>> links_;  ///< all that were opened and are still held
+  std::vector<std::weak_ptr<link>> links_;  ///< all opened links that are still held
 };
 
 result<std::optional<std::vector<std::byte>>> local_endpoint::copy_of_gpu(
@@ -211,8 +212,8 @@ result<void> local_endpoint::withdraw(region_id region, std::chrono::millisecond
   if (auto ok = regions_.withdraw(region); !ok) return ok;
   const auto until = std::chrono::steady_clock::now() + wait;
   while (true) {
-    // Each round: a batch or a grant that had the region before it was withdrawn may come to its link
-    // only now.
+    // In each round: a batch or a grant that took the region before it was withdrawn may reach its
+    // link only now.
     for (const auto& one : links()) {
       for (const auto transfer : one->users_of(region)) one->fence(transfer);
     }
@@ -223,7 +224,7 @@ result<void> local_endpoint::withdraw(region_id region, std::chrono::millisecond
                                       std::to_string(wait.count()) +
                                       " ms; it stays withdrawn, so call again");
     }
-    // The last use ends under some link's lock, where nobody can be told.
+    // The last use ends under some link's lock, where no notification is possible: poll.
     if (options_.num_workers == 0) {
       poll();
     } else {
@@ -232,8 +233,8 @@ result<void> local_endpoint::withdraw(region_id region, std::chrono::millisecond
   }
 }
 
-/// NICs take memory of a GPU as a dma-buf. Where its driver exports none they are given its address,
-/// which goes well where the driver has told the kernel of its memory (nvidia-peermem, amdgpu).
+/// NICs register GPU memory as a dma-buf. If its driver exports none, they are given its address,
+/// which works if the driver has told the kernel of its memory (nvidia-peermem, amdgpu).
 result<region_id> local_endpoint::add_of_gpu(const xgmi::gpu_allocation& of,
                                              std::span<std::byte> bytes, std::string name,
                                              std::shared_ptr<void> owner) {
@@ -242,7 +243,7 @@ result<region_id> local_endpoint::add_of_gpu(const xgmi::gpu_allocation& of,
     const auto exported = gpus_->runtime->export_dmabuf(of, bytes);
     if (exported) {
       auto made = regions_.add(bytes, std::move(name), *exported, of.device, std::move(owner));
-      ::close(exported->dmabuf);  // the region has its own
+      ::close(exported->dmabuf);  // the region holds a duplicate
       return made;
     }
     if (options_.notice) {

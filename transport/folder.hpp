@@ -6,8 +6,9 @@
 
 namespace troupe::transport {
 
-/// The paths of what a folder holds, in no order. None: it cannot be read. May run out of memory by an exception, by
-/// which the iterators of `std::filesystem` in libstdc++ 12 and 14 would end the process.
+/// The paths of the entries of a folder, in no order; no value if it cannot be read. Running out of
+/// memory throws, where the iterators of `std::filesystem` in libstdc++ 12 and 14 would end the
+/// process.
 [[nodiscard]] std::optional<std::vector<std::filesystem::path>> read_folder(
     const std::filesystem::path& folder);
 

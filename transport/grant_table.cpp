@@ -12,8 +12,8 @@ namespace troupe::transport {
 
 bool revocable::revoke() noexcept {
   const bool first = !revoked_.exchange(true, std::memory_order_seq_cst);
-  // A pin lasts one system call that does not block: microseconds. Yield, for its holder may have
-  // been preempted on this very core.
+  // A pin lasts one non-blocking system call: microseconds. Yield, since its holder may have been
+  // preempted on this very core.
   for (int round = 0; pins_.load(std::memory_order_seq_cst) != 0; ++round) {
     if (round > 64) std::this_thread::yield();
   }
@@ -111,7 +111,7 @@ std::size_t grant_table::revoke_all() {
   return end(ended);
 }
 
-// A grant stays in the table until its pins are gone, so that of two fences at once both wait.
+// A grant stays in the table until its pins are gone, so that two concurrent fences both wait.
 std::size_t grant_table::end(const std::vector<std::shared_ptr<given_grant>>& ended) {
   std::size_t count = 0;
   for (const auto& given : ended) count += given->guard.revoke() ? 1U : 0U;

@@ -18,13 +18,13 @@
 
 namespace troupe::transport {
 
-/// A permission to touch memory that can be withdrawn for good. Whoever touches the memory holds a
-/// `pin` meanwhile, for one non-blocking system call or one copy at most, and never while calling
-/// back into a user's code; so `revoke` may wait for the pins, and when it returns nobody touches
-/// the memory again.
+/// A permission to touch memory that can be withdrawn for good. A thread that touches the memory
+/// holds a `pin` meanwhile, for one non-blocking system call or one copy at most, and never while
+/// it calls back into user code. `revoke` can therefore wait for the pins, and when it returns
+/// nobody touches the memory again.
 class revocable {
  public:
-  /// Whether the memory may be touched; if so it is pinned until `unpin`.
+  /// Returns whether the memory may be touched; if so, it is pinned until `unpin`.
   [[nodiscard]] bool pin() noexcept {
     // Sequentially consistent on both sides: either this sees the flag, or `revoke` sees the pin.
     pins_.fetch_add(1, std::memory_order_seq_cst);
@@ -34,9 +34,10 @@ class revocable {
   }
   void unpin() noexcept { pins_.fetch_sub(1, std::memory_order_release); }
   [[nodiscard]] bool revoked() const noexcept { return revoked_.load(std::memory_order_acquire); }
-  /// Withdraws the permission and waits until no pin is held. True for the call that withdrew it.
+  /// Withdraws the permission and waits until no pin is held. Returns whether this call withdrew
+  /// it.
   bool revoke() noexcept;
-  /// Permits again. For its owner, when nobody else has it.
+  /// Permits again. For the owner, when nobody else holds a reference.
   void renew() noexcept { revoked_.store(false, std::memory_order_release); }
 
  private:
@@ -71,19 +72,19 @@ struct given_grant {
       nullptr};  ///< first byte of the region; to be touched under a pin of `guard` only
   std::uint64_t region_size{0};
   region_id region;
-  std::optional<std::uint32_t> gpu;  ///< whose memory it is; empty: the host's
+  std::optional<std::uint32_t> gpu;  ///< whose memory it is; empty for host memory
   revocable guard;
 
-  /// Whether a batch of `of` may use it.
+  /// Whether a batch of transfer `of` may use it.
   [[nodiscard]] bool serves(transfer_id of) const noexcept { return standing || transfer == of; }
-  /// What the target must ask before an operation of the peer touches memory: `unauthorized`
-  /// (rights, or another transfer's), `out_of_range`.
+  /// The target's check before an operation of the peer touches memory: `unauthorized` (wrong
+  /// rights, or a grant of another transfer), `out_of_range`.
   [[nodiscard]] result<void> check(const extent& range, access wanted,
                                    transfer_id for_transfer) const;
 };
 
-/// A grant over parts of `memory`, with an id of its own, that nobody has yet; its `key` is empty.
-/// `out_of_range`: a part that is outside the region, no part (one of no bytes will do), or too many.
+/// A grant over parts of `memory` with a fresh id, not entered in any table; its `key` is empty.
+/// `out_of_range`: a part outside the region, no part (an empty one counts), or too many parts.
 [[nodiscard]] result<remote_grant> draw_grant(const region& memory, const byte_set& permitted,
                                               access rights, const grant_scope& scope,
                                               incarnation self);
@@ -98,11 +99,11 @@ class grant_table {
   /// it.
   [[nodiscard]] result<remote_grant> give(region_use memory, const byte_set& permitted,
                                           access rights, const grant_scope& scope);
-  /// Null when it was never given or was revoked. One that is just being revoked may still be
-  /// found; it cannot be pinned.
+  /// Null if the grant was never given or was revoked. A grant that is just being revoked may still
+  /// be found, but cannot be pinned.
   [[nodiscard]] std::shared_ptr<given_grant> find(std::uint64_t id) const;
-  /// Revokes every grant of the transfer. When it returns, nobody is inside a pin of one of them
-  /// any more and none can be pinned again. Returns how many there were.
+  /// Revokes every grant of the transfer and returns how many there were. When it returns, none of
+  /// them is pinned or can be pinned again.
   std::size_t revoke(transfer_id transfer);
   /// Revokes all; for a link that ends.
   std::size_t revoke_all();

@@ -9,16 +9,16 @@
 
 namespace troupe::transport {
 
-/// Which pages memory of the host is made of.
+/// The pages to allocate host memory in.
 enum class page_choice : std::uint8_t {
-  ordinary,           ///< of the system's size, mostly 4 KiB
-  huge_if_available,  ///< huge ones where enough of them are free, else ordinary ones
+  ordinary,           ///< of the system's page size, mostly 4 KiB
+  huge_if_available,  ///< huge pages where enough of them are free, else ordinary ones
 };
 
-/// How memory of the host is allocated. A value.
+/// How host memory is allocated. A value.
 struct host_memory_options {
   page_choice pages{page_choice::huge_if_available};
-  /// The NUMA node that every page is on, by the system's number. Empty: where the system puts them.
+  /// The NUMA node for every page, by the system's number. If empty, the system chooses.
   std::optional<std::uint32_t> numa_node{};
 
   friend bool operator==(const host_memory_options&, const host_memory_options&) = default;
@@ -27,8 +27,8 @@ struct host_memory_options {
 /// Regions that were allocated together.
 struct allocated_regions {
   std::vector<region_id> regions;  ///< in the order of the sizes that were asked for
-  /// For people: "huge pages of 2 MiB, NUMA node 0"; where there are none though they were asked for,
-  /// why.
+  /// For people: "huge pages of 2 MiB, NUMA node 0". If huge pages were asked for but not
+  /// available, it says why.
   std::string pages;
 };
 

@@ -6,7 +6,7 @@
 
 namespace troupe::transport {
 
-/// First in, first out, in memory that is kept: a queue that was as long before allocates nothing.
+/// A FIFO queue that keeps its memory: it allocates only to grow longer than it has ever been.
 template <class T>
 class kept_queue {
  public:
@@ -20,7 +20,7 @@ class kept_queue {
     if (first_ == items_.size()) {
       clear();
     } else if (first_ >= most_left && first_ * 2 >= items_.size()) {
-      // One that is never empty must not grow for ever.
+      // A queue that is never empty must not grow for ever.
       items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(first_));
       first_ = 0;
     }

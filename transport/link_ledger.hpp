@@ -9,25 +9,25 @@
 namespace troupe::transport {
 
 /// The books of one end of a link, the same for every backend: which transfers were fenced, whether
-/// another batch may start, and what happened so far. What is said of batches and fences belongs
-/// under the lock that guards the link's batches; frames are counted by anyone.
+/// another batch may start, and the counters for `link::stats`. Calls about batches and fences need
+/// the lock that guards the link's batches; any thread may count frames.
 class link_ledger {
  public:
   explicit link_ledger(std::uint32_t max_batches) : max_batches_{max_batches} {}
 
-  /// Takes a batch in. `grant_revoked`: its transfer was fenced here; `overloaded`: too many are in
+  /// Admits a batch. `grant_revoked`: its transfer was fenced here; `overloaded`: too many are in
   /// flight.
   [[nodiscard]] result<void> admit(transfer_id transfer);
-  /// A batch that was taken in has its outcome.
+  /// Records the outcome of an admitted batch.
   void ended(bool good) noexcept;
-  /// From now on no batch of the transfer is taken in.
+  /// Refuses batches of the transfer from now on.
   void fence(transfer_id transfer);
   [[nodiscard]] std::uint64_t in_flight() const noexcept { return posted_ - completed_ - failed_; }
 
   void frame_sent() noexcept { frames_out_.fetch_add(1, std::memory_order_relaxed); }
   void frame_received() noexcept { frames_in_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// What it knows of `link::stats`; the rest is 0.
+  /// The part of `link::stats` that is counted here; the rest is 0.
   [[nodiscard]] link_stats stats() const noexcept;
 
  private:

@@ -18,7 +18,7 @@ namespace troupe::transport {
 
 namespace {
 
-/// Times that a signal may interrupt the reservation of pages, which begins again where it was.
+/// How often signals may interrupt the reservation of pages, which then resumes where it was.
 constexpr int most_interruptions = 1000;
 
 std::string free_memory(std::optional<std::uint32_t> node) {
@@ -32,7 +32,7 @@ std::uint64_t ordinary_page() {
   return static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-/// The word in brackets of a setting of the kernel: "always within_size advise [never] deny force".
+/// The word in brackets in a kernel setting: "always within_size advise [never] deny force".
 std::string chosen_word(const std::filesystem::path& file) {
   const auto line = line_of(file);
   const auto begin = line.find('[');
@@ -40,7 +40,7 @@ std::string chosen_word(const std::filesystem::path& file) {
   return end == std::string::npos ? std::string{} : line.substr(begin + 1, end - begin - 1);
 }
 
-/// Whether the kernel makes ordinary shared memory of transparent huge pages when it is told to.
+/// Whether the kernel backs shared memory with transparent huge pages on advice.
 bool transparent_pages() {
   const std::filesystem::path folder{"/sys/kernel/mm/transparent_hugepage"};
   const auto of_size = "hugepages-" + std::to_string(huge_pages_now().size >> 10U) + "kB";
@@ -58,7 +58,7 @@ std::uint64_t whole_pages(std::uint64_t size, std::uint64_t page) {
   return rounded < size ? 0 : rounded;
 }
 
-/// Why a region is not to be in huge pages; empty: it is worth trying.
+/// Why huge pages are not worth trying for a region; empty if they are.
 std::string not_worth_it(std::uint64_t size, const huge_pages& pages) {
   if (pages.size == 0) return "the kernel has no huge pages";
   const auto rounded = whole_pages(size, pages.size);
@@ -69,7 +69,7 @@ std::string not_worth_it(std::uint64_t size, const huge_pages& pages) {
   return {};
 }
 
-/// Why huge pages that were worth trying cannot be had, and what to do about that.
+/// Why huge pages that were worth trying are not available, and what to do about it.
 std::string refused_huge_pages(std::uint64_t needed, const huge_pages& pages,
                                const std::string& failed_call) {
   const auto what_to_do =
@@ -117,7 +117,7 @@ result<std::shared_ptr<memory_file>> memory_file::make(const std::string& name, 
     const int number = errno;
     return fail(errc::pool_exhausted, std::string{call} + ": " + what_errno(number));
   };
-  // Its destructor gives back what was got before a refusal.
+  // On a failure below, its destructor releases what was acquired so far.
   std::shared_ptr<memory_file> made{new memory_file};
   made->fd_ = ::memfd_create(("troupe:" + name.substr(0, 200)).c_str(),
                              MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
@@ -135,12 +135,12 @@ result<std::shared_ptr<memory_file>> memory_file::make(const std::string& name, 
   if (!scope) return fail(scope.error());
   const bool ordinary = (flags & MFD_HUGETLB) == 0;
   if (ordinary && how.pages == page_choice::huge_if_available && transparent_pages()) {
-    // Advice counts for pages that the mapping faults in, not for those that fallocate makes.
+    // The advice applies to pages that the mapping faults in, not to those that fallocate
+    // allocates.
     (void)::madvise(at, mapped_size, MADV_HUGEPAGE);
     (void)::madvise(at, mapped_size, MADV_POPULATE_WRITE);
   }
-  // Reserves the pages now: an OS that is out of memory then says so here and not by a signal
-  // later.
+  // Reserves the pages now, so that an OS out of memory fails here and not by a signal later.
   int reserved = -1;
   for (int tries = 0; tries < most_interruptions && reserved != 0; ++tries) {
     reserved = ::fallocate(made->fd_, 0, 0, static_cast<off_t>(mapped_size));
@@ -156,7 +156,7 @@ result<std::shared_ptr<memory_file>> memory_file::make(const std::string& name, 
 result<std::shared_ptr<const memory_file>> memory_file::create(const std::string& name,
                                                                std::uint64_t size,
                                                                const host_memory_options& how) {
-  // Said for huge pages as well, which a wrong node must not look like a want of.
+  // Checked before huge pages are tried: a wrong node must not look like a lack of huge pages.
   if (auto there = numa_scope::enter(how.numa_node); !there) return fail(there.error());
   std::string why_not;
   if (how.pages == page_choice::huge_if_available) {
@@ -172,8 +172,8 @@ result<std::shared_ptr<const memory_file>> memory_file::create(const std::string
       why_not = refused_huge_pages(rounded / pages.size, pages, made.error().message);
     }
   }
-  // Asked first: fallocate takes what it can get before it fails, and on a machine without swap
-  // that is every other process's memory.
+  // Checked first: fallocate takes all that it can get before it fails, and on a machine without
+  // swap it takes the memory that other processes need.
   if (size > available_bytes(how.numa_node)) {
     return fail(errc::pool_exhausted,
                 "region '" + name + "' of " + std::to_string(size) +

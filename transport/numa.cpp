@@ -18,7 +18,7 @@ namespace troupe::transport {
 
 namespace {
 
-/// What stands behind `key` in a file of lines "key value".
+/// The value of `key` in a file of lines "key value".
 std::optional<std::string> value_in(const std::filesystem::path& file, std::string_view key) {
   std::ifstream in{file};
   for (std::string line; std::getline(in, line);) {
@@ -33,7 +33,7 @@ std::string words_of(const std::vector<int>& nodes) {
   return text;
 }
 
-/// Of one node: what is free, and what the kernel drops for the asking.
+/// Memory of one node that is free or that the kernel can reclaim at once.
 std::uint64_t available_on(std::uint32_t node, const std::filesystem::path& sysfs) {
   const auto name = "node" + std::to_string(node);
   const auto file = sysfs / "devices/system/node" / name / "meminfo";
@@ -108,7 +108,7 @@ result<numa_scope> numa_scope::enter(std::optional<std::uint32_t> node) {
                     "); give its container CAP_SYS_NICE, or name no node");
   };
   policy former;
-  // The kernel counts one bit less than it is told.
+  // The kernel uses one bit less than it is told.
   if (::syscall(SYS_get_mempolicy, &former.mode, former.nodes.data(), mask_bits + 1, nullptr, 0) !=
       0) {
     return refused("get_mempolicy");

@@ -4,7 +4,7 @@
 
 namespace troupe::transport {
 
-/// What the system calls an `errno`: "Permission denied".
+/// The system's text for an `errno`: "Permission denied".
 [[nodiscard]] std::string what_errno(int number);
 
 }  // namespace troupe::transport

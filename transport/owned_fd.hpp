@@ -23,7 +23,7 @@ class owned_fd {
 
   [[nodiscard]] int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  /// The descriptor, the caller's to close from now on; -1 where there is none.
+  /// Hands the descriptor over to the caller, who closes it; -1 if there is none.
   int release() noexcept { return std::exchange(fd_, -1); }
   void reset() noexcept {
     if (const int fd = release(); fd >= 0) ::close(fd);

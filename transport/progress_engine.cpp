@@ -27,21 +27,22 @@ constexpr std::uint64_t wake_id = 0;    // watches count from 1
 constexpr milliseconds caller_hold{1};  // how long after a caller's poll the thread stands aside
 constexpr std::uint32_t rounds_per_events = 8;  // polling rounds between two looks at epoll
 /// How long after a driver has left the thread takes over. Longer than the pause between two waits
-/// of an engine that does little else, so that such an engine never pays for waking the thread: the
-/// interrupt that wakes another core costs the one that sends it some 40 us on a virtual machine.
+/// of an engine that does little else, so that such an engine never pays for waking the thread:
+/// sending the interrupt that wakes another core costs some 40 us on a virtual machine.
 constexpr std::chrono::microseconds handover_delay{100};
-/// A driver stops the timer of the last leave so long before it wakes the thread for nothing.
+/// How long before its expiry a driver stops the handover timer, which would wake the thread for
+/// nothing.
 constexpr std::chrono::microseconds handover_margin{25};
-/// Idle rounds between two offers of the core to whoever else wants it.
+/// Idle rounds between two offers of the core to other threads.
 constexpr std::uint32_t rounds_per_yield = 4;
-/// An offer that took longer was taken.
+/// If a yield took longer than this, another thread took the core.
 constexpr std::chrono::microseconds short_yield{3};
 
 std::int64_t nanoseconds(steady_time t) {
   return t.time_since_epoch().count();
 }
 
-/// Makes an eventfd readable. Cannot fail but by a full counter, which is readable as well.
+/// Makes an eventfd readable. Fails only if its counter is full, and then it is readable already.
 void signal(int fd) {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(fd, &one, sizeof one);
@@ -59,7 +60,7 @@ void set_timer(int fd, std::chrono::nanoseconds after) {
   ::timerfd_settime(fd, 0, &when, nullptr);
 }
 
-/// Calls what it is given at the end of the scope.
+/// Makes a call at the end of the scope.
 template <class Call>
 class at_end {
  public:
@@ -72,8 +73,8 @@ class at_end {
   Call call_;
 };
 
-/// Offers the core between idle rounds: the scheduler may have put the peer on this very core, and
-/// then what we poll for cannot come before we let go. Where the last offer was taken, the next one
+/// Yields the core between idle rounds: the scheduler may have put the peer on this very core, and
+/// then nothing can arrive before we let go of it. If the last offer was taken, the next one
 /// follows the first idle round.
 class core_offer {
  public:
@@ -128,7 +129,7 @@ result<std::unique_ptr<progress_engine>> progress_engine::create(settings with) 
   std::unique_ptr<progress_engine> made{new progress_engine(std::move(with), std::move(*fds))};
   if (made->with_.own_thread) {
     made->thread_ = std::thread{[engine = made.get()] { engine->run_thread(); }};
-    // For whoever looks with `top -H`; at most 15 characters.
+    // Shown by `top -H`; at most 15 characters.
     ::pthread_setname_np(made->thread_.native_handle(), "troupe-progress");
   }
   return made;
@@ -146,7 +147,7 @@ void progress_engine::stop() {
   wake();
   signal(fds_.kick);
   if (thread_.joinable()) thread_.join();
-  // A caller that drives is told what has come until it leaves.
+  // A driving caller still delivers events until it leaves.
   std::unique_lock lock{turn_mutex_};
   left_.wait(lock, [this] { return !driven_.load(std::memory_order_acquire); });
 }
@@ -262,14 +263,14 @@ void progress_engine::caller_polls() noexcept {
   const auto now = nanoseconds(steady_clock::now());
   const auto before = caller_ns_.exchange(now, std::memory_order_acq_rel);
   if (now - before < std::chrono::nanoseconds{caller_hold}.count()) return;
-  // It begins to poll. The thread, asleep until the next event, must be there when it stops: what
-  // the caller left half done (an acknowledgement that waits for company) is then the thread's to
-  // finish.
+  // The caller begins to poll. Wake the thread, asleep until the next event, so that it is there
+  // when the caller stops and can finish what the caller left half done (an acknowledgement held
+  // back for the next frame, for instance).
   signal(fds_.kick);
 }
 
 bool progress_engine::poll_once() {
-  // Not beside a driver: it may sleep by a doorbell that this round would take from it.
+  // Not beside a driver: it may sleep on a doorbell that this round would consume.
   if (driven_.load(std::memory_order_acquire)) return false;
   caller_polls();
   return run_round({}, turn::of_caller);
@@ -279,9 +280,10 @@ bool progress_engine::run_round(const sleep_plan& sleep, turn whose) {
   if (running_.exchange(true, std::memory_order_acquire)) return false;
   bool worked = false;
   {
-    // Also where it throws: others wait for its end.
+    // Also if the round throws, since others wait for its end.
     const at_end over{[this] { running_.store(false, std::memory_order_release); }};
-    // A driver that has come since runs no round at this moment, but may have armed its doorbell.
+    // A driver that arrived meanwhile runs no round at this moment, but may have armed its
+    // doorbell.
     if (whose == turn::of_caller && driven_.load(std::memory_order_acquire)) return false;
     worked = round(sleep);
   }
@@ -297,7 +299,7 @@ void progress_engine::run_thread() noexcept {
   }
 }
 
-// The thread. Polls while there was work within `spin`, sleeps else.
+// The thread. Polls while there was work within `spin`, else sleeps.
 void progress_engine::run() {
   auto last_work = steady_clock::now();
   core_offer offer;
@@ -328,16 +330,16 @@ void progress_engine::run() {
   }
 }
 
-// A caller polls. Sleep where no traffic wakes us, and look again after the time for which its last
-// call counts.
+// While a caller polls: sleeps where no traffic wakes the thread, until the caller's last call has
+// expired (`caller_hold`).
 void progress_engine::stand_aside() {
   pollfd nothing{};
   nothing.fd = -1;
   ::poll(&nothing, 1, static_cast<int>(caller_hold.count()));
 }
 
-// A caller drives. Sleep until the timer that it sets when it leaves has run out, and nobody else
-// drives by then.
+// While a caller drives: sleeps until the timer that it sets when it leaves has run out and nobody
+// else drives.
 void progress_engine::wait_for_handover() {
   while (!stopping_.load(std::memory_order_acquire)) {
     std::array<pollfd, 2> readable{};
@@ -369,8 +371,8 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
     if (now >= until) break;
     const bool may_sleep = now - last_work >= spin_.time() &&
                            (!with_.own_thread || aside_.load(std::memory_order_acquire));
-    // The timer of the last leave: stopped before it wakes the thread for nothing, but only by
-    // those that stay long enough for that.
+    // Stops the handover timer of the last driver before it wakes the thread for nothing. Only
+    // drivers that stay long enough pay for this.
     if (handover_at_ && (may_sleep || now + handover_margin >= *handover_at_)) {
       handover_at_.reset();
       set_timer(fds_.handover, {});
@@ -387,7 +389,7 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
 void progress_engine::leave() {
   const std::lock_guard lock{turn_mutex_};
   driven_ = false;
-  left_.notify_all();  // under the lock: whoever waits may destroy this next
+  left_.notify_all();  // under the lock: the waiter may destroy the engine next
   handover_at_ = steady_clock::now() + handover_delay;
   set_timer(fds_.handover, handover_delay);
 }
@@ -402,7 +404,7 @@ bool progress_engine::round(const sleep_plan& sleep) {
       worked = take_events(0);
       now = steady_clock::now();
     } else {
-      worked = true;  // there was work after all, perhaps done already: what it caused must run
+      worked = true;  // there was work, perhaps done already: run what it caused
     }
   } else if (round_pollers_.empty() || ++rounds_since_events_ >= rounds_per_events) {
     worked = take_events(0) || worked;
@@ -413,7 +415,7 @@ bool progress_engine::round(const sleep_plan& sleep) {
   return worked;
 }
 
-// `running_` is given up while asleep, so that a caller's poll can go on meanwhile.
+// Clears `running_` while asleep, so that a caller can poll meanwhile.
 void progress_engine::sleep_until(const sleep_plan& sleep, steady_time now) {
   const auto timeout = time_to_sleep(now, sleep.until);
   running_.store(false, std::memory_order_release);
@@ -426,7 +428,7 @@ void progress_engine::sleep_until(const sleep_plan& sleep, steady_time now) {
   if (is_thread && readable[1].revents != 0) drain(fds_.kick);
   bool expected = false;
   if (!running_.compare_exchange_strong(expected, true, std::memory_order_acquire)) {
-    // A caller took over. `run_round` will store false; wait for its round to end first.
+    // A caller took over, and its `run_round` will store false: wait for that round to end first.
     while (running_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
   }
   end_sleep();
@@ -442,7 +444,7 @@ bool progress_engine::take_events(int timeout_ms) {
     const auto id = events[static_cast<std::size_t>(i)].data.u64;
     if (id == wake_id) {
       drain_wake();
-      worked = true;  // whoever woke us wants rounds: poll for a while
+      worked = true;  // the waker wants rounds: poll for a while
       continue;
     }
     std::shared_ptr<pollable> who;
@@ -460,8 +462,8 @@ bool progress_engine::take_events(int timeout_ms) {
 }
 
 void progress_engine::drain_wake() {
-  // In this order: a wake that comes in between writes once more. The other way round its write
-  // could be read here while `woken_` says that it is still to come, and nobody would write again.
+  // In this order, a wake in between writes once more. In the other order, its write could be read
+  // here while `woken_` still announces it, and nobody would write again.
   drain(fds_.wake);
   woken_.exchange(false, std::memory_order_seq_cst);
 }
@@ -503,7 +505,7 @@ void progress_engine::refresh_pollers() {
     fresh = pollers_;
     round_pollers_version_ = pollers_version_.load(std::memory_order_acquire);
   }
-  round_pollers_.swap(fresh);  // those that were removed die here, without the lock
+  round_pollers_.swap(fresh);  // removed pollers are destroyed here, without the lock
 }
 
 bool progress_engine::poll_pollers(steady_time now) {

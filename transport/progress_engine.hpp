@@ -21,40 +21,39 @@ namespace troupe::transport {
 
 using steady_time = std::chrono::steady_clock::time_point;
 
-/// What a progress engine drives: a link, a listener. The engine holds it by `shared_ptr` while it
-/// is registered and during each call; a call may unregister anything, itself too. Calls of one
-/// engine never overlap and no lock of the engine is held in them.
+/// An object that a progress engine drives: a link, a listener. The engine holds it by `shared_ptr`
+/// while it is registered and during each call; a call may unregister any object, its own included.
+/// Calls of one engine never overlap and no lock of the engine is held in them.
 class pollable {
  public:
   virtual ~pollable() = default;
   /// A watched descriptor is ready (`events`: EPOLLIN ...; level-triggered). `key` as given to
-  /// `watch`. True: something was done.
+  /// `watch`. Returns whether it made progress.
   virtual bool on_ready(std::uint64_t key, std::uint32_t events) = 0;
   /// The time given to `call_at` has come.
   virtual void on_timer(std::uint64_t key, steady_time now) {
     static_cast<void>(key);
     static_cast<void>(now);
   }
-  /// For those given to `add_poller`: once per round while the engine polls. True: something was
-  /// done.
+  /// Called once per polling round on every registered poller. Returns whether it made progress.
   virtual bool on_poll(steady_time now) {
     static_cast<void>(now);
     return false;
   }
-  /// For pollers: the engine is about to sleep. Arm whatever wakes it (a doorbell descriptor), then
-  /// look once more; false: there is work, do not sleep.
+  /// For pollers: the engine is about to sleep. Arms whatever wakes it (a doorbell descriptor),
+  /// then looks once more. Returns false if there is work, so that the engine does not sleep.
   virtual bool before_sleep() { return true; }
-  /// For pollers: the engine woke up (or did not sleep after all); disarm.
+  /// For pollers: the engine woke up (or did not sleep after all). Disarms the wake-up.
   virtual void after_sleep() {}
 };
 
 using watch_id = strong_id<struct watch_tag, std::uint64_t>;
 using timer_id = strong_id<struct timer_tag, std::uint64_t>;
 
-/// How long to go on polling after work before a sleep. A sleep that traffic ends soon was not
-/// worth it: the wake-up took longer than the polling would have. So the time grows to the bound
-/// when sleeps are short, and shrinks when they are long. Thread-safe, since two threads may come
-/// out of a sleep at once.
+/// How long to poll after work before sleeping. A sleep that traffic ends soon was not worth it:
+/// the wake-up took longer than polling would have. The time therefore grows to the bound when
+/// sleeps are short, and shrinks when they are long. Thread-safe, since two threads may wake up at
+/// once.
 class adaptive_spin {
  public:
   explicit adaptive_spin(std::chrono::nanoseconds bound) noexcept
@@ -68,14 +67,14 @@ class adaptive_spin {
   }
 
  private:
-  static constexpr std::int64_t least = 8;  ///< part of the bound that is always polled
+  static constexpr std::int64_t least = 8;  ///< 1/8 of the bound is always polled
   const std::int64_t bound_;                ///< nanoseconds, as `current_`
   std::atomic<std::int64_t> current_;
 };
 
 class progress_engine;
 
-/// Wakes an engine, for those who may outlive it: nothing happens once it is gone. Thread-safe.
+/// Wakes an engine. May outlive the engine, and then does nothing. Thread-safe.
 class engine_waker {
  public:
   explicit engine_waker(progress_engine& engine) noexcept : engine_{&engine} {}
@@ -88,18 +87,17 @@ class engine_waker {
 };
 
 /// One epoll set and the thread that drives it. After work the thread polls for a time
-/// (`adaptive_spin`), then it sleeps in epoll_wait: an idle engine takes no CPU. A caller of
-/// `poll_once` drives it from its own thread; while it does (its last call is less than 1 ms ago)
-/// the thread keeps out of the way. So it does for a caller that has nothing to do but wait
-/// (`drive`): what arrives then costs that caller one wake-up, not one of the thread and one of the
-/// caller. Thread-safe.
+/// (`adaptive_spin`), then sleeps in epoll_wait: an idle engine takes no CPU. A caller of
+/// `poll_once` drives the engine from its own thread; the thread stands aside until 1 ms after its
+/// last call. It also stands aside for a caller that only waits (`drive`): traffic then costs one
+/// wake-up of that caller, instead of one of the thread and one of the caller. Thread-safe.
 class progress_engine {
  public:
   struct settings {
     bool own_thread{true};
     std::chrono::microseconds spin{250};   ///< bound of the polling after work
     std::function<void()> after_progress;  ///< after each round that did work; no lock held
-    /// The thread has ended by an exception; called on it, at its end.
+    /// Called when the thread ends by an exception, on that thread.
     std::function<void(const troupe::error& why)> on_thread_lost{};
   };
 
@@ -108,14 +106,14 @@ class progress_engine {
   progress_engine& operator=(const progress_engine&) = delete;
   ~progress_engine();
 
-  /// Ends the thread. Afterwards nothing is called but by `poll_once`.
+  /// Ends the thread. Afterwards only `poll_once` makes calls.
   void stop();
 
   /// `events` as for epoll_ctl; the descriptor stays the caller's and must be open until `unwatch`.
   [[nodiscard]] result<watch_id> watch(int fd, std::uint32_t events, std::shared_ptr<pollable> who,
                                        std::uint64_t key);
   void rearm(watch_id id, std::uint32_t events);
-  /// A call that runs just now may still end afterwards.
+  /// A call that is in progress may still end afterwards.
   void unwatch(watch_id id);
 
   void add_poller(std::shared_ptr<pollable> who);
@@ -127,20 +125,20 @@ class progress_engine {
   /// Makes a sleeping thread run a round and poll for `spin`.
   void wake();
   [[nodiscard]] std::shared_ptr<engine_waker> waker() const noexcept { return waker_; }
-  /// Says that the caller does by itself, just now, what a round would do: the thread keeps out of
-  /// the way.
+  /// Declares that the caller is doing the work of a round itself: the thread stands aside.
   void caller_polls() noexcept;
-  /// Whether somebody sleeps until traffic comes, or is about to: then nobody makes a round by
-  /// itself. Who leaves work for the next round says so first (sequentially consistent), asks then,
-  /// and does it at once if the answer is true; `pollable::before_sleep` looks for such work after
-  /// the answer has become true. So one of the two sees the other.
+  /// Whether the thread that drives the engine sleeps until traffic comes, or is about to: no round
+  /// runs until then. A caller that leaves work for the next round publishes the work first
+  /// (sequentially consistent), then asks, and does the work at once if the answer is true.
+  /// `pollable::before_sleep` looks for such work after the answer has become true, so one of the
+  /// two sees the other.
   [[nodiscard]] bool asleep() const noexcept { return asleep_.load(std::memory_order_seq_cst); }
-  /// One round from the calling thread; false at once when another thread (or a caller up the
-  /// stack) runs one, or drives.
+  /// Runs one round on the calling thread. Returns false at once when another thread (or a caller
+  /// up the stack) runs a round or drives.
   bool poll_once();
   /// Does the thread's work on the calling thread, sleeps included, until `done` (asked after each
-  /// round, with no lock held) or `until`. `wake_fd` becoming readable ends a sleep. False at once
-  /// when another caller does that already, and when the engine was stopped.
+  /// round, with no lock held) or `until`. `wake_fd` becoming readable ends a sleep. Returns false
+  /// at once when another caller drives already, and when the engine was stopped.
   bool drive(steady_time until, int wake_fd, const std::function<bool()>& done);
 
  private:
@@ -184,7 +182,7 @@ class progress_engine {
   void wait_for_handover();
   void leave();
   bool round(const sleep_plan& sleep);
-  /// Whose round it is: a caller's gives way to one who drives.
+  /// Whose round it is: the round of a polling caller gives way to a driver.
   enum class turn : std::uint8_t { own, of_caller };
   bool run_round(const sleep_plan& sleep, turn whose = turn::own);
   void sleep_until(const sleep_plan& sleep, steady_time now);
@@ -198,23 +196,23 @@ class progress_engine {
   void drain_wake();
 
   const settings with_;
-  /// `kick`: only the thread reads it, a caller began to poll or to drive. `handover`: a timer that
-  /// gives the thread its work back some time after a driver has left.
+  /// `kick`: tells the thread, its only reader, that a caller began to poll or to drive.
+  /// `handover`: a timer that gives the thread its work back some time after a driver has left.
   const descriptors fds_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> running_{false};  ///< a round runs (in whichever thread)
-  std::atomic<bool> asleep_{false};   ///< whoever may sleep does, or is about to
+  std::atomic<bool> asleep_{false};   ///< the driving thread sleeps, or is about to
   std::atomic<bool> woken_{false};    ///< a wake is on its way: one write to the eventfd is enough
   std::atomic<std::int64_t> caller_ns_{0};  ///< when `poll_once` was last called
 
-  // Who drives. The thread sets `aside_` when it is out of any sleep of its own: only then may a
-  // driver sleep, since what arms the doorbells before a sleep disarms them after it.
+  // Who drives. The thread sets `aside_` once it has left any sleep of its own. Only then may a
+  // driver sleep: a sleeper disarms the doorbells when it wakes up.
   std::mutex turn_mutex_;
-  std::condition_variable left_;     ///< whoever drove
+  std::condition_variable left_;     ///< the driver has left
   std::atomic<bool> driven_{false};  ///< written under the mutex
   std::atomic<bool> aside_{false};
-  std::optional<steady_time> handover_at_;  ///< of the driver: when the timer it left runs out
-  adaptive_spin spin_;                      ///< of whoever runs rounds
+  std::optional<steady_time> handover_at_;  ///< when the timer set by the last driver runs out
+  adaptive_spin spin_;                      ///< of the thread that runs rounds
 
   mutable std::mutex mutex_;
   std::uint64_t last_watch_{0};
@@ -235,10 +233,10 @@ class progress_engine {
   std::thread thread_;
 };
 
-/// The engines of one endpoint; links are given to them in turn.
+/// The engines of one endpoint; links are assigned to them in turn.
 class progress_pool {
  public:
-  /// One engine for each of `num_workers`, at least one. Without `own_thread` it is driven by `poll` only.
+  /// Creates `num_workers` engines, at least one. Without `own_thread` only `poll` drives them.
   [[nodiscard]] static result<std::unique_ptr<progress_pool>> create(
       const progress_engine::settings& with, std::uint32_t num_workers);
 
@@ -246,8 +244,8 @@ class progress_pool {
     return *engines_[turn_.fetch_add(1, std::memory_order_relaxed) % engines_.size()];
   }
   bool poll();
-  /// `progress_engine::drive`, where there is one engine; false where there are more, which one
-  /// caller cannot drive at once.
+  /// `progress_engine::drive` if there is one engine. Returns false if there are more, since one
+  /// caller cannot drive several at once.
   bool drive(steady_time until, int wake_fd, const std::function<bool()>& done);
   /// Ends all threads.
   void stop();

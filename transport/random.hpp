@@ -6,9 +6,9 @@
 
 namespace troupe::transport {
 
-/// Fills `out` from the kernel's generator. Nobody can guess what it gives.
+/// Fills `out` with unguessable bytes from the kernel's generator.
 void random_bytes(std::span<std::byte> out);
-/// An unguessable number that is not 0.
+/// An unguessable number, never 0.
 [[nodiscard]] std::uint64_t random_id();
 
 }  // namespace troupe::transport

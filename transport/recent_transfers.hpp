@@ -8,9 +8,9 @@
 
 namespace troupe::transport {
 
-/// Transfers that came to an end on a link: the last thousands of them. One that is forgotten has no
-/// grant and no batch left, so only somebody that goes on with it after thousands of others would
-/// notice. Not thread-safe.
+/// The last thousands of transfers that ended on a link. A forgotten transfer has no grant and no
+/// batch left, so forgetting it matters only to a caller that continues the transfer after
+/// thousands of others. Not thread-safe.
 class recent_transfers {
  public:
   static constexpr std::size_t capacity = 16'384;

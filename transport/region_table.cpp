@@ -47,7 +47,7 @@ result<allocated_regions> region_table::allocate(std::span<const std::uint64_t> 
     return add_file(std::move(*file), std::move(called));
   };
   const auto take_back = [&] {
-    // Nobody can use them yet.
+    // The regions cannot be in use yet.
     for (const auto id : made.regions) (void)remove(id);
   };
   try {
@@ -130,7 +130,7 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
     return wrong("offset " + std::to_string(as.offset) +
                  " in the dma-buf and the address of its bytes differ in their place in a page");
   }
-  // One of our own: the caller may close his, and a number that is used again is other memory.
+  // Duplicated: the caller may close its own, and the number may be reused for other memory.
   owned_fd own{::fcntl(as.dmabuf, F_DUPFD_CLOEXEC, 0)};
   if (!own) {
     return wrong("descriptor " + std::to_string(as.dmabuf) +
@@ -147,7 +147,7 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
 }
 
 result<region_id> region_table::insert(region::description what) {
-  // Made before the lock is taken, so that a refusal unmaps after the lock is gone.
+  // Made before the lock is taken, so that a refusal unmaps after the lock is released.
   owned_region made{new region(std::move(what))};
   const auto begin = reinterpret_cast<std::uintptr_t>(made->data());
   const auto end = begin + made->size();
@@ -188,13 +188,13 @@ result<void> region_table::withdraw(region_id id) {
 }
 
 result<void> region_table::remove(region_id id) {
-  owned_region removed;  // dies after the lock: unmapping may take long
+  owned_region removed;  // destroyed after the lock: unmapping may take long
   std::unique_lock lock{mutex_};
   const auto at = regions_.find(id);
   if (at == regions_.end()) {
     return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
   }
-  // Uses are only added under the shared lock, so none stays none here.
+  // Uses are added under the shared lock only, so a count of zero stays zero here.
   if (const auto uses = at->second->uses_.load(std::memory_order_acquire) - 1; uses != 0) {
     return fail(errc::overloaded, "region " + std::to_string(id.value) + " '" + at->second->name() +
                                       "' is used by " + std::to_string(uses) +
@@ -208,7 +208,7 @@ result<void> region_table::remove(region_id id) {
     try {
       listener(id);
     } catch (const std::bad_alloc&) {
-      // The region is gone, and the others must hear of it.
+      // The region is gone, and the other listeners must hear of it.
     }
   }
   return {};

@@ -24,9 +24,9 @@
 
 namespace troupe::transport {
 
-/// One registered range of memory. Immutable but for its use count. Owns the mapping and the
-/// descriptor of memory that the endpoint allocated; memory of the engine stays the engine's. Lives
-/// while it is registered or used, whichever ends last.
+/// One registered range of memory. Immutable except for its use count. Owns the mapping and the
+/// descriptor of memory that the endpoint allocated; engine memory stays owned by the engine. Lives
+/// for as long as it is registered or used.
 class region {
  public:
   struct description {
@@ -34,12 +34,13 @@ class region {
     std::span<std::byte> bytes;
     memory_kind kind{memory_kind::host};
     std::string name;
-    /// Keeps memory that was allocated for the region; empty for memory of the engine. Ends last.
+    /// Keeps memory allocated for the region alive; empty for engine memory. Destroyed last.
     std::shared_ptr<void> owner{};
-    std::shared_ptr<const memory_file> file{};  ///< behind the bytes; null for memory of the engine
-    owned_fd dmabuf{};                          ///< behind the bytes; empty: none that we know of
+    std::shared_ptr<const memory_file> file{};  ///< behind the bytes; null for engine memory
+    owned_fd dmabuf{};                          ///< behind the bytes; empty if none is known
     std::uint64_t dmabuf_offset{0};             ///< bytes, of the first byte in the dma-buf
-    /// The GPU whose copies reach memory of a device; empty: none of this process, or memory of the host.
+    /// The GPU that can copy this device memory; empty if no GPU of this process can, or for host
+    /// memory.
     std::optional<std::uint32_t> gpu{};
   };
 
@@ -52,21 +53,21 @@ class region {
   [[nodiscard]] std::byte* data() const noexcept { return what_.bytes.data(); }
   [[nodiscard]] std::uint64_t size() const noexcept { return what_.bytes.size(); }
   [[nodiscard]] memory_kind kind() const noexcept { return what_.kind; }
-  /// Of this process, by its place among those that it sees; empty for memory of the host, and for
-  /// memory of a device that is no GPU we know.
+  /// Index among the GPUs that this process sees; empty for host memory, and for memory of a device
+  /// that is not one of these GPUs.
   [[nodiscard]] std::optional<std::uint32_t> gpu() const noexcept { return what_.gpu; }
   [[nodiscard]] const std::string& name() const noexcept { return what_.name; }
   /// The memfd behind the bytes, from its offset 0; -1 for memory that the engine owns.
   [[nodiscard]] int fd() const noexcept { return what_.file ? what_.file->fd() : -1; }
-  /// What a peer maps of the memfd: its whole pages.
+  /// Bytes of the memfd that a peer maps: whole pages.
   [[nodiscard]] std::uint64_t mapped_size() const noexcept {
     return what_.file ? what_.file->mapped_size() : size();
   }
   /// -1 for memory that was not exported as a dma-buf.
   [[nodiscard]] int dmabuf() const noexcept { return what_.dmabuf.get(); }
-  /// For who lends the memory to others longer than the region lasts. Empty for memory of the engine.
+  /// For callers that lend the memory for longer than the region lives. Empty for engine memory.
   [[nodiscard]] const std::shared_ptr<void>& owner() const noexcept { return what_.owner; }
-  /// Of the first byte in the dma-buf.
+  /// Offset of the first byte in the dma-buf.
   [[nodiscard]] std::uint64_t dmabuf_offset() const noexcept { return what_.dmabuf_offset; }
 
  private:
@@ -76,13 +77,14 @@ class region {
     if (uses_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
   description what_;
-  /// Grants and batches that use it, and one more while it is in the table. One number for both, so
-  /// that a batch pays for it once.
+  /// Grants and batches that use the region, plus one while it is in the table. One counter for
+  /// both keeps the cost to one atomic operation per batch.
   std::atomic<std::uint32_t> uses_{1};
   bool withdrawn_{false};  ///< under the table's lock
 };
 
-/// Keeps a region registered while a grant or a batch needs it. Movable; an empty one uses nothing.
+/// Keeps a region registered while a grant or a batch needs it. Movable; an empty use holds no
+/// region.
 class region_use {
  public:
   region_use() = default;
@@ -99,7 +101,7 @@ class region_use {
   explicit operator bool() const noexcept { return region_ != nullptr; }
   const region& operator*() const noexcept { return *region_; }
   const region* operator->() const noexcept { return region_; }
-  /// Another use of the same region, for who may need it longer than this one lasts.
+  /// Another use of the same region, which may outlast this one.
   [[nodiscard]] region_use again() const noexcept {
     if (region_ == nullptr) return {};
     region_->uses_.fetch_add(1, std::memory_order_relaxed);
@@ -116,14 +118,14 @@ class region_use {
   region* region_{nullptr};
 };
 
-/// The registered memory of one endpoint. Thread-safe. Lookups take a shared lock, once per grant
-/// or batch and piece; what moves bytes then works on the `region_use`.
+/// The registered memory of one endpoint. Thread-safe. A lookup takes a shared lock, once per grant
+/// or batch and piece; the copies then work on the `region_use`.
 class region_table {
  public:
   explicit region_table(std::uint64_t max_regions) : max_regions_{max_regions} {}
   region_table(const region_table&) = delete;
   region_table& operator=(const region_table&) = delete;
-  /// What is still used goes with its last use.
+  /// Regions still in use are freed with their last use.
   ~region_table() = default;
 
   /// Zeroed memory in a sealed memfd. `invalid_config`, `pool_exhausted`, `overloaded`.
@@ -135,38 +137,38 @@ class region_table {
                                                    const host_memory_options& how);
   /// Memory of the engine. `invalid_config`, `already_exists`, `overloaded`.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name);
-  /// Memory of a GPU, kept by `owner` if that is not empty. The same.
+  /// GPU memory, kept alive by `owner` if given. The errors of `add`.
   [[nodiscard]] result<region_id> add_of_gpu(std::span<std::byte> bytes, std::string name,
                                              std::uint32_t gpu, std::shared_ptr<void> owner = {});
-  /// Memory that was exported as a dma-buf; of `gpu`, where its GPU is one of this process. The same,
-  /// and `invalid_config` for what no dma-buf can be.
+  /// Memory exported as a dma-buf; `gpu` is given if it belongs to a GPU of this process. The
+  /// errors of `add`, and `invalid_config` for a description that fits no dma-buf.
   [[nodiscard]] result<region_id> add(std::span<std::byte> bytes, std::string name,
                                       const exported_memory& as,
                                       std::optional<std::uint32_t> gpu = {},
                                       std::shared_ptr<void> owner = {});
-  /// From now on nobody begins to use the region. Idempotent. `unknown_region`.
+  /// Refuses new uses of the region from now on. Idempotent. `unknown_region`.
   [[nodiscard]] result<void> withdraw(region_id id);
-  /// `unknown_region`, `overloaded` while it is used.
+  /// `unknown_region`, `overloaded` while the region is used.
   [[nodiscard]] result<void> remove(region_id id);
-  /// Whoever wants to know of each removal, until `forget_listener` with the number that this
-  /// returns. Called by the thread that removed, after the region is out of the table and without a
-  /// lock. To be set while nothing is removed.
+  /// Registers a handler for removals, until `forget_listener` with the number that is returned. It
+  /// is called by the removing thread, without a lock, after the region has left the table. Must
+  /// not be called while regions are removed.
   std::uint64_t on_removed(std::function<void(region_id)> handler);
   void forget_listener(std::uint64_t number);
-  /// `unknown_region`, also once the region was withdrawn.
+  /// `unknown_region`, also once the region is withdrawn.
   [[nodiscard]] result<region_use> use(region_id id) const;
-  /// For backends whose bytes go through the processor. `unknown_region`; `backend_unavailable`: it is
-  /// memory of a device, which `by` cannot reach.
+  /// For backends whose bytes go through the CPU. `unknown_region`; `backend_unavailable` if it is
+  /// device memory, which `by` cannot reach.
   [[nodiscard]] result<region_use> use_on_host(region_id id, backend_kind by) const;
-  /// For backends that also copy memory of a GPU by way of the host. The same, of memory of a device
-  /// that is no GPU of this process.
+  /// For backends that also copy GPU memory by way of the host. `unknown_region`;
+  /// `backend_unavailable` if it is device memory of no GPU of this process.
   [[nodiscard]] result<region_use> use_by_way_of_host(region_id id, backend_kind by) const;
   /// `unknown_region`.
   [[nodiscard]] result<std::span<std::byte>> bytes(region_id id) const;
   [[nodiscard]] std::size_t size() const;
   /// The GPUs that have a region, each once.
   [[nodiscard]] std::set<std::uint32_t> gpus() const;
-  /// Whether there is memory of the host that the engine owns: no other process can map it.
+  /// Whether any host memory is owned by the engine: no other process can map that.
   [[nodiscard]] bool has_engine_memory() const;
 
  private:
@@ -176,7 +178,7 @@ class region_table {
   };
   using owned_region = std::unique_ptr<region, let_go>;
 
-  /// Whether the table has places for so many more. `overloaded`.
+  /// `overloaded` unless the table has room for `count` more regions.
   [[nodiscard]] result<void> check_has_room(std::size_t count, const std::string& name) const;
   [[nodiscard]] result<void> check_has_room_locked(std::size_t count,
                                                    const std::string& name) const;

@@ -29,7 +29,7 @@ void sink_queue::end(sink_event event) {
 
 void sink_queue::deliver() {
   std::uint32_t only_waiting = waiting;
-  if (state_.load(std::memory_order_relaxed) != waiting) return;  // nothing, or somebody does it
+  if (state_.load(std::memory_order_relaxed) != waiting) return;  // no event, or another caller
   if (state_.compare_exchange_strong(only_waiting, calling | waiting, std::memory_order_acquire)) {
     call_rest();
   }
@@ -62,7 +62,7 @@ void sink_queue::end_turn() {
   }
 }
 
-/// In the turn of the caller, which ends with it.
+/// Runs in the caller's turn, and ends that turn.
 void sink_queue::call_rest() {
   while (true) {
     std::unique_lock lock{mutex_};

@@ -26,10 +26,10 @@ struct broken_event {
 };
 using sink_event = std::variant<up_event, completion, frame_event, quiescent_event, broken_event>;
 
-/// Calls a link's sink so that calls never overlap, whatever threads they come from, in the order
-/// of `put`, and with no lock held. The thread that finds nobody calling calls; the others (and a
-/// callback that causes more) leave their event to it. When nobody else is about, an event costs
-/// two atomic operations and no memory. Thread-safe.
+/// Serialises the calls of a link's sink: calls from any threads never overlap, keep the order of
+/// `put`, and hold no lock. The first thread makes the calls; other threads (and a callback that
+/// causes more events) leave their events to it. Without contention an event costs two atomic
+/// operations and allocates no memory. Thread-safe.
 ///
 /// | state             | on                    | becomes           |
 /// | ----------------- | --------------------- | ----------------- |
@@ -39,31 +39,31 @@ using sink_event = std::variant<up_event, completion, frame_event, quiescent_eve
 /// | waiting           | deliver               | calling + waiting |
 /// | calling           | put                   | calling + waiting |
 /// | calling           | end                   | idle              |
-/// | calling + waiting | end, the last is told | idle              |
+/// | calling + waiting | end, queue drained    | idle              |
 class sink_queue {
  public:
   explicit sink_queue(std::shared_ptr<link_sink> sink) : sink_{std::move(sink)} {}
 
-  /// Appends without calling. Safe under the link's locks.
+  /// Appends an event without calling the sink. Safe under the link's locks.
   void put(sink_event event);
-  /// Calls the sink with everything that waits, unless another thread (or a caller up the stack)
+  /// Calls the sink with every waiting event, unless another thread (or a caller up the stack)
   /// does.
   void deliver();
   /// `put` and `deliver` in one.
   void deliver(sink_event event);
-  /// The same for a frame, without a copy where nobody else is calling.
+  /// Delivers a frame, without copying it if nobody else is calling.
   void frame(std::span<const std::byte> bytes);
 
-  /// Takes the turn, without calling yet: true when nothing waits and nobody calls. Safe under the
-  /// link's locks, and so the way to say there that an event is the next one; `end` must follow.
+  /// Takes the turn without calling yet; succeeds if no event waits and nobody is calling. Safe
+  /// under the link's locks, where it fixes an event as the next one. `end` must follow.
   [[nodiscard]] bool try_begin() noexcept;
-  /// Calls with `event`, then with what came meanwhile, and gives the turn back.
+  /// Calls the sink with `event`, then with the events that came meanwhile, and ends the turn.
   void end(sink_event event);
 
-  /// From now on `on_broken` is not called any more: the owner closed the link.
+  /// The owner closed the link: `on_broken` is no longer called.
   void mute_broken() noexcept { muted_.store(true, std::memory_order_release); }
-  /// Frames that wait because another thread is inside a callback; a link that sees too many or too
-  /// much of them lets the peer wait.
+  /// Frames that wait because another thread is inside a callback. A link that has too many frames
+  /// or bytes waiting makes the peer wait.
   [[nodiscard]] std::size_t waiting_frames() const noexcept {
     return waiting_frames_.load(std::memory_order_relaxed);
   }
@@ -81,7 +81,7 @@ class sink_queue {
 
   const std::shared_ptr<link_sink> sink_;
   std::atomic<std::uint32_t> state_{0};
-  std::mutex mutex_;  ///< of the events that wait
+  std::mutex mutex_;  ///< guards the waiting events
   kept_queue<sink_event> events_;
   std::atomic<std::size_t> waiting_frames_{0};
   std::atomic<std::size_t> waiting_bytes_{0};

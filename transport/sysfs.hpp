@@ -6,10 +6,10 @@
 
 namespace troupe::transport {
 
-/// What a folder of the kernel's holds; what cannot be read, or goes while we look, is not there.
+/// The entries of a kernel folder, without those that cannot be read or vanish meanwhile.
 [[nodiscard]] std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
 
-/// The first line of a file of the kernel's; empty where it cannot be read.
+/// The first line of a kernel file; empty if it cannot be read.
 [[nodiscard]] std::string line_of(const std::filesystem::path& file);
 
 }  // namespace troupe::transport

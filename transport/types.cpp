@@ -12,11 +12,11 @@ namespace troupe::transport {
 
 namespace {
 
-/// What stands for the only namespace of a kernel that is built without those; no inode has it.
+/// Stands for the only namespace of a kernel built without namespaces; no inode has this number.
 constexpr std::uint64_t only_namespace = 1;
 
-// The inode number of a namespace is its identity on this host. 0: the kernel does not show it, and
-// then it never counts as equal.
+// The inode number of a namespace is its identity on this host. 0 if the kernel does not show it; 0
+// never counts as equal.
 std::uint64_t namespace_number(const char* path) {
   struct stat info {};
   if (::stat(path, &info) == 0) return static_cast<std::uint64_t>(info.st_ino);

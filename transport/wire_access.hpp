@@ -1,9 +1,9 @@
 #pragma once
 
-// The thread sanitizer sees memory, not wires: that a byte was read here before the peer's answer
-// arrived there is an order it cannot know when both ends are in one process. So accesses to the
-// memory of regions, made on behalf of the peer, are hidden from it; everything else of the
-// transport stays in its sight.
+// The thread sanitizer does not see the order that a wire creates: when both ends are in one
+// process, it cannot know that a byte was read here before the peer's answer arrived there.
+// Accesses to region memory on behalf of the peer are therefore hidden from it; the rest of the
+// transport stays visible.
 #if defined(__SANITIZE_THREAD__)
 #define TROUPE_HIDES_ACCESS 1
 #elif defined(__has_feature)
@@ -23,7 +23,8 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace troupe::transport {
 
-/// Marks a scope that touches region memory for the peer. Nothing without the thread sanitizer.
+/// Marks a scope that touches region memory for the peer. Does nothing without the thread
+/// sanitizer.
 class wire_access {
  public:
 #ifdef TROUPE_HIDES_ACCESS
@@ -36,7 +37,7 @@ class wire_access {
     AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
   }
 #else
-  // Not trivial: an unused one would be warned of.
+  // Not trivial, since the compiler would warn of an unused variable of a trivial type.
   wire_access() {}   // NOLINT(modernize-use-equals-default)
   ~wire_access() {}  // NOLINT(modernize-use-equals-default)
 #endif

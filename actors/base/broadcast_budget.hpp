@@ -10,14 +10,14 @@
 
 namespace troupe::actors {
 
-/// How fast lists of members may be written to the network: 500,000 of their entries a second, which
-/// is about half of a processor, and no more than 25,000 at once, since meanwhile no heartbeat is
-/// read. Clusters of up to 150 nodes never come near it. Clockless; not thread-safe.
+/// How fast member lists may be written to the network: 500,000 entries a second, which takes about
+/// half of a processor, and at most 25,000 in one go, since no heartbeat is read meanwhile.
+/// Clusters of up to 150 nodes never reach the limit. Clockless; not thread-safe.
 class broadcast_budget {
  public:
   using time_point = std::chrono::steady_clock::time_point;
 
-  /// What one entry of one list takes.
+  /// Cost of one entry of one list.
   static constexpr std::chrono::microseconds an_entry{2};
 
   [[nodiscard]] bool may_tell(time_point now) {
@@ -28,7 +28,7 @@ class broadcast_budget {
     last_ = now;
     return room_ > 0;
   }
-  /// A list of so many entries goes to one node.
+  /// Accounts for a list of so many entries that goes to one node.
   void tells(std::size_t entries) { room_ -= static_cast<double>(entries); }
 
  private:
@@ -39,8 +39,8 @@ class broadcast_budget {
   std::optional<time_point> last_;
 };
 
-/// Takes the one whose turn it is: the next behind the one that was told last, all of them round.
-/// Another list for everybody must not start over with those whom the last one has reached. Not of none.
+/// Takes the next name after `told_last`, round robin: another list for all must not start over
+/// with the nodes that the last one has reached. `waiting` must not be empty.
 [[nodiscard]] inline std::string take_next(std::set<std::string>& waiting,
                                            const std::string& told_last) {
   auto next = waiting.upper_bound(told_last);

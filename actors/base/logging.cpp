@@ -24,7 +24,7 @@ constexpr std::pair<std::string_view, spdlog::level::level_enum> levels[] = {
     {"warn", spdlog::level::warn},   {"error", spdlog::level::err},   {"off", spdlog::level::off},
 };
 
-/// A level by the name that options give it, five wide: spdlog's own for `warn` is another.
+/// The level's name as options spell it, five wide: spdlog's own name for `warn` differs.
 class level_name final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& line, const std::tm&,
@@ -50,7 +50,7 @@ std::unique_ptr<spdlog::formatter> form_of_lines(std::string node) {
   return form;
 }
 
-/// All loggers share one sink that passes on to the real one, so that the real one can be replaced.
+/// All loggers share one sink that forwards to the real one, so that the real one can be replaced.
 struct log_state {
   std::mutex mutex;
   std::shared_ptr<spdlog::sinks::dist_sink_mt> out =

@@ -1,6 +1,6 @@
 #pragma once
 
-/// How counts, times and names stand in sentences for people.
+/// How counts, times and names are written in messages for people.
 
 #include <array>
 #include <chrono>
@@ -26,7 +26,7 @@ namespace troupe::actors {
   return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
 }
 
-/// "a, b", eight of them at most; "none".
+/// "a, b", at most eight names; "none" if there are none.
 [[nodiscard]] inline std::string list_of(const std::set<std::string>& names) {
   constexpr std::size_t most = 8;
   std::string list;
@@ -38,12 +38,12 @@ namespace troupe::actors {
   return list.empty() ? "none" : list;
 }
 
-/// A host as it stands before a port: "127.0.0.1", "[::1]".
+/// A host as written before a port: "127.0.0.1", "[::1]".
 [[nodiscard]] inline std::string host_text(const std::string& host) {
   return host.find(':') == std::string::npos ? host : '[' + host + ']';
 }
 
-/// "127.0.0.1:7400", "[::1]:7400"; of port 0, which is not known, the host alone.
+/// "127.0.0.1:7400", "[::1]:7400"; for an unknown port (0), only the host.
 [[nodiscard]] inline std::string address_text(const std::string& host, std::uint16_t port) {
   auto text = host_text(host);
   if (port != 0) text.append(1, ':').append(std::to_string(port));
@@ -57,19 +57,19 @@ namespace troupe::actors {
   return digits.data();
 }
 
-/// A string of a stranger as it may stand in a sentence: printable, cut to `limit` characters.
+/// A stranger's string made safe for messages: printable, cut to `limit` characters.
 [[nodiscard]] inline std::string printable(std::string_view text, std::size_t limit) {
   std::string out;
   for (char c : text.substr(0, limit)) out += (c >= ' ' && c <= '~' && c != '\'') ? c : '?';
   if (text.size() > limit) out += "...";
   return out;
 }
-/// The same of at most 64 characters, in quotation marks.
+/// Same, cut to 64 characters, in quotation marks.
 [[nodiscard]] inline std::string in_quotes(std::string_view text) {
   return '\'' + printable(text, 64) + '\'';
 }
 
-/// Two digits a byte.
+/// Two digits per byte.
 [[nodiscard]] inline std::string hex_text(std::span<const std::uint8_t> of) {
   constexpr std::string_view digits = "0123456789abcdef";
   std::string text;

@@ -7,8 +7,8 @@
 
 namespace troupe::actors {
 
-/// Whether something that keeps ending is started once more: as in OTP, at most `most` times within
-/// `within`. No clock in it: time is passed in and never goes back.
+/// Whether to restart something that keeps ending: at most `most` times within `within`, as in OTP.
+/// Has no clock: time is passed in and never goes back.
 class restart_intensity {
  public:
   using clock = std::chrono::steady_clock;
@@ -16,13 +16,13 @@ class restart_intensity {
   restart_intensity(std::uint32_t most, clock::duration within) noexcept
       : most_{most}, within_{within} {}
 
-  /// It ended. False: once too often, give it up.
+  /// Counts an end. Returns false if it was one too many: give it up.
   [[nodiscard]] bool allows(clock::time_point now) {
     forget_before(now);
     if (ends_.size() <= most_) ends_.push_back(now);
     return ends_.size() <= most_;
   }
-  /// How often it ended within the time before the last end, that one included; at most `most` + 1.
+  /// The number of ends within the time before the last one, including it; at most `most` + 1.
   [[nodiscard]] std::size_t ends() const noexcept { return ends_.size(); }
   [[nodiscard]] std::uint32_t most() const noexcept { return most_; }
   [[nodiscard]] clock::duration within() const noexcept { return within_; }

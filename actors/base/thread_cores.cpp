@@ -11,7 +11,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// More than any kernel knows (CONFIG_NR_CPUS is 8,192 at most).
+/// More than any kernel supports (CONFIG_NR_CPUS is 8,192 at most).
 constexpr unsigned most_cores = 65'536;
 
 std::size_t bytes_of(const std::vector<cpu_set_t>& cores) {
@@ -54,7 +54,7 @@ result<thread_cores> thread_cores::keep(std::span<const unsigned> cores) {
   if (!is_set && errno != EINVAL) {
     return fail(errc::invalid_config, "sched_setaffinity: " + transport::what_errno(errno));
   }
-  // The kernel takes what it can of a set: of what is refused it says nothing.
+  // The kernel applies what it can of a set, and does not report what it leaves out.
   auto now = current();
   if (!now) return fail(std::move(now).error());
   for (const auto core : cores) {

@@ -9,18 +9,18 @@
 
 namespace troupe::actors {
 
-/// Keeps the calling thread on these cores while the object lives; what it starts meanwhile stays on
-/// them. Not to be handed to another thread.
+/// Keeps the calling thread on these cores while the object lives; threads that it starts meanwhile
+/// stay on them. Must not be moved to another thread.
 class thread_cores {
  public:
-  /// No cores: nothing changes. `invalid_config` naming a core that this process may not use.
+  /// An empty list changes nothing. `invalid_config` naming a core that this process may not use.
   [[nodiscard]] static result<thread_cores> keep(std::span<const unsigned> cores);
   thread_cores(thread_cores&& other) noexcept;
   thread_cores& operator=(thread_cores&&) = delete;
   ~thread_cores();
 
  private:
-  /// As the kernel takes it: a bit for each core.
+  /// In the kernel's format: a bit for each core.
   using core_set = std::vector<cpu_set_t>;
   explicit thread_cores(core_set before) : before_{std::move(before)} {}
 

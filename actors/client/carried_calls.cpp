@@ -14,17 +14,17 @@ namespace {
 using clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// So long a failure waits for others that explain it.
+/// How long a failure waits for others that explain it.
 constexpr milliseconds explained_within{150};
-/// So long a prefill that has failed waits for decode to say whether it needed it.
+/// How long a failed prefill waits for decode to say whether it still needed that prefill.
 constexpr milliseconds missed_within{300};
-/// So long decode on the same replica waits until what was there before is given up.
+/// How long a new decode on the same replica waits until the former one is aborted.
 constexpr milliseconds given_up_within{500};
-/// So long a node that somebody misses has to show that it is there.
+/// How long a node that its peer reports lost has to answer.
 constexpr milliseconds answers_within{300};
 
-/// What of the answer to a call that was made again tells of the first one: where that runs, or the node
-/// could not be asked, it is as lost as before.
+/// Applies the answer to a repeated call to the first call: if that runs, or the node could not be
+/// asked, it is as lost as before.
 void compare_with_first(live_call& call) {
   auto& ended = *call.ended;
   if (ended.answer) return;
@@ -33,19 +33,19 @@ void compare_with_first(live_call& call) {
   if (call.runs || ended.reach == call_reach::unreachable) ended.reach = call_reach::lost;
 }
 
-/// Whether its engine may be at work for it: it has not answered, though the call may have been lost.
+/// Whether the engine may be working on the call: there is no answer, or the call was lost.
 bool may_run(const live_call& call) {
   return !call.ended || call.ended->reach == call_reach::lost;
 }
 
 }  // namespace
 
-/// Where calls leave their answers. Outlives the request for calls that were given up.
+/// Collects the answers of calls. Calls that were given up keep it alive beyond the request.
 struct carried_calls::answer_board {
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<std::uint64_t, call_outcome> answers;  ///< by call, not looked at yet
-  std::uint32_t aborts{0};                        ///< under way
+  std::map<std::uint64_t, call_outcome> answers;  ///< by call id, not yet taken
+  std::uint32_t aborts{0};                        ///< in progress
 };
 
 carried_calls::carried_calls(cluster_client& client, side_threads& threads,
@@ -56,7 +56,7 @@ carried_calls::carried_calls(cluster_client& client, side_threads& threads,
       deadline_{deadline},
       board_{std::make_shared<answer_board>()} {}
 
-// -- what is done
+// -- actions
 
 void carried_calls::start(carried_side side, const carried_attempt& now,
                           const std::vector<node_info>& nodes, const carried_call& make) {
@@ -117,7 +117,7 @@ void carried_calls::give_up(live_call& call) {
 }
 
 void carried_calls::give_up_all() {
-  // Where there is no thread to tell the engines by, nobody waits for them at least.
+  // First, because `give_up` throws if no thread can be started: at least nobody waits then.
   for (auto& call : live_) call.given_up.request_stop();
   for (auto& call : live_) give_up(call);
   live_.clear();
@@ -133,7 +133,7 @@ void carried_calls::drop_losers(const std::vector<std::string>& lost, bool keep_
     return true;
   });
   if (!waits) return;
-  // The next decode has the same id, maybe on ranks that have not lost anybody.
+  // The next decode has the same id, perhaps on ranks that still run the former one.
   std::unique_lock lock{board_->mutex};
   board_->changed.wait_until(lock, within(given_up_within), [&] { return board_->aborts == 0; });
 }
@@ -166,7 +166,7 @@ bool carried_calls::all_are_there(const std::vector<node_info>& nodes) {
                                     [&] { return *answered == nodes.size(); });
 }
 
-// -- what is known
+// -- state
 
 bool carried_calls::have_failed(const membership& members, const placement& where) const {
   const auto time = clock::now();
@@ -177,7 +177,7 @@ bool carried_calls::have_failed(const membership& members, const placement& wher
     if (call.ended->answer) return false;
     const bool lost = call.ended->reach == call_reach::lost;
     if (decode) return lost || all_ended || time - call.ended_at >= explained_within;
-    // Decode says by itself whether it had got everything of a prefill that is lost.
+    // For a lost prefill, decode itself says whether it has received everything.
     return !lost && time - call.ended_at >= missed_within;
   });
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The calls of a carried request to engines: started on threads of their own, followed until they have
-/// answered or failed, given up. For `request_carrier`, which says when.
+/// The calls of a carried request to engines: each is started on its own thread and followed until
+/// it has answered, failed, or been given up. `request_carrier` decides when.
 
 #include <algorithm>
 #include <chrono>
@@ -27,9 +27,9 @@ struct live_call {
   carried_attempt attempt;
   std::optional<call_outcome> ended;
   std::chrono::steady_clock::time_point ended_at{};
-  bool repeated{false};         ///< since it was lost
-  bool runs{false};             ///< as its engine says; its answer is lost, and it has not failed
-  std::stop_source given_up{};  ///< nobody looks for its answer any more
+  bool repeated{false};         ///< made again after it was lost
+  bool runs{false};             ///< its engine says it runs: the answer is lost, not the call
+  std::stop_source given_up{};  ///< its answer is no longer wanted
 
   [[nodiscard]] bool failed() const { return ended && !ended->answer && !runs; }
   [[nodiscard]] bool done() const { return ended && ended->answer; }
@@ -38,29 +38,31 @@ struct live_call {
 
 class carried_calls {
  public:
-  /// `abort` gives a call up; empty: nobody is told. All three must outlive it, and the client what it
-  /// has the threads do. Nothing here waits past the deadline.
+  /// `abort` makes the request that aborts a call; empty: engines are not told. All three
+  /// references must outlive this object, and the client must outlive the work on `threads`. No
+  /// function waits past the deadline.
   carried_calls(cluster_client& client, side_threads& threads, const carried_call& abort,
                 std::chrono::steady_clock::time_point deadline);
 
-  // -- what is done
+  // -- actions
 
   void start(carried_side side, const carried_attempt& now, const std::vector<node_info>& nodes,
              const carried_call& make);
-  /// Calls of prefill that were lost, of nodes that the cluster has not: the node may have read them, or
-  /// not. Such a one is made again, with the same words, until its engine says that it has it.
+  /// Repeats prefill calls that were lost on nodes that are not. The node may or may not have read
+  /// such a call: it is repeated unchanged until the engine says that it has it.
   void repeat_lost(const membership& members, const placement& where, const carried_call& make,
                    std::chrono::milliseconds left);
   void give_up_all();
-  /// Decode is called again in any case; prefill too, unless it is kept.
+  /// Gives up the calls of a failed attempt: those of decode, and those of prefill unless it is
+  /// kept.
   void drop_losers(const std::vector<std::string>& lost, bool keep_prefill);
   void take_answers(std::chrono::milliseconds patience);
-  /// Asks the nodes whether they are there.
+  /// Returns whether all nodes answer.
   [[nodiscard]] bool all_are_there(const std::vector<node_info>& nodes);
-  /// In the order of the calls; empty of those that have none.
+  /// In the order of the calls; empty for a call without an answer.
   [[nodiscard]] std::vector<std::vector<std::uint8_t>> take_answers_of(carried_side side);
 
-  // -- what is known
+  // -- state
 
   template <class Predicate>
   [[nodiscard]] bool all(carried_side side, Predicate predicate) const {
@@ -68,7 +70,7 @@ class carried_calls {
       return call.side != side || std::invoke(predicate, call);
     });
   }
-  /// The attempt has failed: `failures` says of what.
+  /// Whether the attempt has failed; `failures` says why.
   [[nodiscard]] bool have_failed(const membership& members, const placement& where) const;
   [[nodiscard]] std::vector<failed_call> failures(const membership& members,
                                                   const placement& where) const;
@@ -77,9 +79,9 @@ class carried_calls {
  private:
   struct answer_board;
 
-  /// On a thread of its own, under a new id of the call.
+  /// Makes the call on a new thread, under a new id.
   void make_call(live_call& call, call_request request);
-  /// Its answer is not waited for; the engine is told, unless it has answered or was never asked.
+  /// Stops waiting for the answer, and tells the engine unless it has answered or was never asked.
   void give_up(live_call& call);
   [[nodiscard]] std::chrono::steady_clock::time_point within(std::chrono::milliseconds time) const;
 

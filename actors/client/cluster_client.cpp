@@ -28,7 +28,7 @@ std::string name_of(const node_info& node) {
   return "node '" + node.name + "' at " + node.host + ":" + std::to_string(node.port);
 }
 
-/// A reply that says `failed` is an error.
+/// Turns a reply that says `failed` into an error.
 template <class Reply>
 result<Reply> unless_refused(result<Reply> reply) {
   if (reply && reply->failed != 0) return fail(refusal(*reply));
@@ -149,7 +149,8 @@ result<void> cluster_client::finished(const std::string& request) {
   auto whom = connections_->supervisor(options_.timeout);
   if (!whom) return fail(whom.error());
   caf::anon_send(*whom, finished_atom_v, request);
-  // Nobody answers that. What comes behind it on the same connection is answered: with no event.
+  // `finished` has no answer. A query behind it on the same connection has one (no events), which
+  // confirms it.
   const event_query nothing{std::numeric_limits<std::uint64_t>::max(), 1};
   const auto heard =
       connections_->ask_supervisor_at<event_page>(*whom, options_.timeout, events_atom_v, nothing);
@@ -199,7 +200,7 @@ call_outcome cluster_client::call_outcome_of(const node_info& node, const call_r
     return {fail(errc::aborted, "the call was given up before it was made"),
             call_reach::unreachable};
   }
-  // The node judges its own deadline; ours comes after it, for a node that cannot answer at all.
+  // The node enforces the deadline itself; ours is later, for a node that cannot answer at all.
   call_request sent = request;
   auto timeout = options_.timeout;
   if (sent.timeout_ms == 0) {

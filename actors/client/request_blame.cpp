@@ -8,7 +8,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// Tells of a peer or of its link, not of the request.
+/// Whether the error concerns a peer or its link, not the request.
 bool tells_of_a_loss(errc code) {
   return code == errc::peer_lost || code == errc::peer_unreachable || code == errc::link_broken ||
          code == errc::stale_incarnation || code == errc::lease_expired;
@@ -44,8 +44,8 @@ bool is_lost(const membership& seen, const placement& where, const node_info& no
   const bool same_count = seen.supervisor_incarnation == where.supervisor_incarnation;
   if (same_count && seen.epoch < where.epoch) return false;  // older news
   const member* m = find_member(seen, node.name);
-  if (m == nullptr) return same_count && is_open_name(node.name);  // it joined, and was forgotten
-  // Who reports a failure lives, and what it has begun goes on.
+  if (m == nullptr) return same_count && is_open_name(node.name);  // joined, then forgotten
+  // A node that reports its own failure is alive, and the work that it has begun continues.
   return m->node.incarnation != node.incarnation || is_lost(*m) ||
          (same_count && m->registered > where.epoch);
 }

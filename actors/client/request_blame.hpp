@@ -1,7 +1,7 @@
 #pragma once
 
-/// What became of an attempt of a carried request: whether nodes were lost to it, so that it goes on
-/// elsewhere, or it failed by itself. Pure, for `request_carrier`.
+/// Judges a failed attempt of a carried request: whether it lost nodes and can continue elsewhere,
+/// or failed on its own account. Pure, for `request_carrier`.
 
 #include <cstdint>
 #include <string>
@@ -24,22 +24,24 @@ struct failed_call {
 };
 
 struct attempt_verdict {
-  error why;                      ///< the one that explains the others
-  std::vector<std::string> lost;  ///< nodes to go on without; empty: it is over
-  bool guessed{false};            ///< `lost` is who another one misses; nobody else knows of it
+  error why;                      ///< the failure that explains the others
+  std::vector<std::string> lost;  ///< nodes to continue without; empty: the request is over
+  bool guessed{false};            ///< `lost` rests only on the word of their peers
 };
 
-/// May follow from the loss of a node, and may have been asked for: the cluster knows, once it has heard.
+/// Whether the error may follow from the loss of a node, but may also have been requested. The
+/// membership tells once the cluster has heard of a loss.
 [[nodiscard]] bool may_follow_from_a_loss(errc code);
 
-/// Whether the cluster has given a node of a placement up since: it is down, and not by its own report,
-/// lives another life, or was out of the cluster. The list was asked for after the placement came: an
-/// older one of another supervisor is not to be told from a newer one.
+/// Whether the cluster has given up a node since its placement: the node is down, and not by its
+/// own report, has another incarnation, or has been out of the cluster. `seen` must have been asked
+/// for after the placement came: lists of different supervisors cannot be ordered.
 [[nodiscard]] bool is_lost(const membership& seen, const placement& where, const node_info& node);
 
-/// `failed` is not empty. Whoever could not be asked any more was lost himself; of who answers that it
-/// lost its peer, or was refused by it, the other side was, unless the membership knows better. What
-/// both sides can answer for themselves (`pool_exhausted`, say) would be no better elsewhere.
+/// `failed` is not empty. A node that could not be asked any more is lost. If a node answers that
+/// it lost its peer or was refused by it, the other side is lost, unless the membership knows
+/// better. A failure of the request itself (`pool_exhausted`, for example) would recur elsewhere,
+/// so no node is lost.
 [[nodiscard]] attempt_verdict judge(const membership& seen, const placement& where,
                                     const std::vector<failed_call>& failed);
 

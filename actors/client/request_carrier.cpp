@@ -28,21 +28,22 @@ namespace {
 using clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// What is added for a source, as "#0123abcd.2", fits an id of 256 bytes.
+/// Leaves room for the suffix of a source, like "#0123abcd.2", in an id of 256 bytes.
 constexpr std::size_t max_carried_id = 240;
-/// How often the membership is looked at while calls are under way.
+/// How often the membership is checked while calls are in progress.
 constexpr milliseconds look_every{25};
-/// So long decode's answer waits for prefill's, which comes before it as a rule.
+/// How long decode's answer waits for prefill's, which usually comes first.
 constexpr milliseconds follows_within{1000};
-/// So long the cluster may not have heard of a node that stops in good order, whose calls have ended:
-/// it ends its transfers first, within a second.
+/// How long the cluster may not yet know of a node that stops in good order after its calls have
+/// ended: the node ends its transfers first, within a second.
 constexpr milliseconds news_within{1200};
-/// An answer of the supervisor's, on a busy machine. It is asked again in the time that is left.
+/// How long the supervisor may take to answer on a busy machine. It is asked again in the remaining
+/// time.
 constexpr milliseconds answers_within{2000};
 constexpr milliseconds shortest_pause{10};
 constexpr milliseconds longest_pause{500};
 
-/// What one carry of a request is called: nodes remember how the one before it ended.
+/// A unique id for one carry of a request: nodes remember how the previous carry ended.
 std::string carried_id(const std::string& request) {
   std::random_device dice;
   char tag[10];
@@ -50,12 +51,12 @@ std::string carried_id(const std::string& request) {
   return request + tag;
 }
 
-/// Where the supervisor's answer is left. Outlives the request when that ends before.
+/// Holds the supervisor's answer. A pending answer keeps it alive beyond the request.
 struct placement_board {
   std::mutex mutex;
   std::condition_variable changed;
   std::optional<result<placement>> placed;
-  bool over{false};  ///< nobody looks at this any more
+  bool over{false};  ///< the request is over: nobody reads `placed` any more
 };
 
 /// One request, from its first placement to its outcome.
@@ -93,7 +94,7 @@ class carried_run {
   }
 
  private:
-  /// What callbacks throw, or the system for want of threads, ends the request.
+  /// Turns exceptions of callbacks, and of the system out of threads, into an error of the request.
   template <class Work>
   static result<carried_outcome> guarded(Work work) {
     try {
@@ -112,7 +113,7 @@ class carried_run {
                                 (last_ ? "; what failed last: " + to_string(*last_) : "")};
   }
 
-  /// Why it is over whatever its nodes do.
+  /// Why the request is over, whatever its nodes do: it was given up or its deadline has passed.
   [[nodiscard]] std::optional<troupe::error> is_over() const {
     if (what_.stop.stop_requested()) {
       return troupe::error{errc::aborted, "request " + in_quotes(what_.request) + " was given up"};
@@ -153,13 +154,13 @@ class carried_run {
     for (;; pause = std::min(2 * pause, longest_pause)) {
       if (auto why = is_over()) return fail(std::move(*why));
       auto asked = ask_supervisor(ask);
-      if (!asked) continue;  // it is over
+      if (!asked) continue;  // the request is over
       auto& where = *asked;
       if (where && where->failed == 0) return std::move(*where);
       if (where) {
         auto why = refusal(*where);
-        // A supervisor that ends says `aborted`, and the next one is asked.
-        // One that waited in vain says `deadline`, with what is missing: ours may not be over yet.
+        // A supervisor that ends answers `aborted`; the next one is asked. One that waited in vain
+        // answers `deadline` and names what is missing; our own deadline may not have passed yet.
         if (why.code != errc::overloaded && why.code != errc::aborted &&
             why.code != errc::deadline) {
           if (last_) why.message += "; what failed last: " + to_string(*last_);
@@ -173,17 +174,18 @@ class carried_run {
             code == errc::invalid_config) {
           return fail(where.error());
         }
-        // That there was no answer in the little time that was left says less than the refusal before.
+        // A timeout in the remaining time tells less than the earlier refusal: keep the refusal.
         if (!knows_what_is_missing || code != errc::deadline) last_ = where.error();
       }
       rest(pause);
     }
   }
 
-  /// Empty when the request was over before the answer came. A place that is given later is given back.
+  /// Empty if the request is over before the answer comes. A placement that comes later is given
+  /// back.
   std::optional<result<placement>> ask_supervisor(placement_request& ask) {
     const auto time = left();
-    // The supervisor knows what is missing: its refusal is to be here before the time is over.
+    // The supervisor knows what is missing: its refusal should arrive before our time is over.
     ask.timeout_ms = whole_ms(time - std::min(answers_within, time / 4));
     threads_.run(
         [board = board_, &client = client_, &watch = watch_, ask, time, over = over_.get_token()] {
@@ -226,7 +228,7 @@ class carried_run {
 
   // -- following them
 
-  /// Until all of decode is done (no verdict), or the attempt is over.
+  /// Waits until all of decode is done (no verdict) or the attempt has failed.
   std::optional<attempt_verdict> follow() {
     for (;;) {
       calls_.take_answers(std::clamp(left(), milliseconds{0}, look_every));
@@ -241,22 +243,23 @@ class carried_run {
     }
   }
 
-  /// Nobody is known to be lost, but somebody may be: a node that stops ends what it has before it
-  /// leaves the cluster. A source that was waited for and is gone needs no such explanation.
+  /// Whether to wait for news: no node is known to be lost, but one may be, because a stopping node
+  /// ends its calls before it leaves the cluster. If a kept source is gone, there is nothing to
+  /// wait for.
   [[nodiscard]] bool waits_for_news(const attempt_verdict& verdict) const {
     const auto code = verdict.why.code;
     return verdict.lost.empty() && may_follow_from_a_loss(code) &&
            !(kept_ && code == errc::not_found) && !calls_.none_failed_within(news_within);
   }
 
-  /// Whether the next decode can take what is there.
+  /// Whether the next decode can use the existing prefill.
   [[nodiscard]] bool keeps_source(const std::vector<std::string>& lost) const {
     return what_.source_is_kept && calls_.all(carried_side::prefill, [&](const live_call& call) {
       return !call.ended && std::ranges::find(lost, call.node.name) == lost.end();
     });
   }
 
-  /// What judging could not know.
+  /// Corrects the verdict with facts that `judge` does not have.
   void look_again(attempt_verdict& verdict) {
     const auto names = [](const std::vector<node_info>& nodes) {
       std::vector<std::string> all;
@@ -264,13 +267,14 @@ class carried_run {
       return all;
     };
     const auto code = verdict.why.code;
-    // The source did not wait, or is with a decode whose answer was lost.
+    // The kept source did not wait, or was taken by a decode whose answer was lost.
     const bool source_gone = code == errc::not_found || code == errc::aborted;
     if (verdict.lost.empty() && kept_ && source_gone && !is_over()) {
       verdict.lost = names(now_.where.prefill);
       return;
     }
-    // A decode that stood still misses its prefill, which was there all the time.
+    // A decode that was suspended reports its prefill lost, although the prefill was there all the
+    // time.
     const bool decode_guesses = verdict.guessed && what_.source_is_kept &&
                                 verdict.lost == names(now_.where.prefill) && keeps_source({});
     if (decode_guesses && calls_.all_are_there(now_.where.prefill))
@@ -300,11 +304,11 @@ class carried_run {
   side_threads& threads_;
   clock::time_point deadline_;
   std::shared_ptr<placement_board> board_{std::make_shared<placement_board>()};
-  std::stop_source over_;  ///< a place is not waited for any more
+  std::stop_source over_;  ///< stops waiting for a placement
   carried_calls calls_;
   carried_attempt now_;
   clock::time_point placed_at_{};
-  bool kept_{false};  ///< this attempt goes on from the source of the one before
+  bool kept_{false};  ///< this attempt continues from the source of the previous one
   std::uint32_t prefills_{0};
   std::optional<troupe::error> last_;
 };
@@ -315,7 +319,7 @@ struct request_carrier::helpers {
   explicit helpers(cluster_client& client) : watch{client} {}
 
   request_watch watch;
-  side_threads threads;  ///< end before `watch`, which they use
+  side_threads threads;  ///< declared last: they use `watch` and must end before it
 };
 
 request_carrier::request_carrier(cluster_client& client)

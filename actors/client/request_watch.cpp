@@ -7,10 +7,11 @@ namespace troupe::actors {
 
 namespace {
 
-/// Between two looks at the membership.
+/// The interval between two looks at the membership.
 constexpr std::chrono::milliseconds look_interval{100};
 
-/// A supervisor that is away for longer forgets them by itself, as it bounds what it remembers.
+/// If more ends pile up, the supervisor forgets the requests by itself, because it bounds its
+/// memory of them.
 constexpr std::size_t max_untold_ends = 65'536;
 
 }  // namespace
@@ -74,8 +75,9 @@ void request_watch::run() {
   }
 }
 
-/// To a supervisor that answers. What it does not confirm stays, and so does what there is no time for: the
-/// requests that are carried meanwhile need news of the members.
+/// Tells a supervisor that answers which requests are over. Requests that it does not confirm stay
+/// queued, and so do those beyond the time limit: the requests being carried need news of the
+/// members.
 void request_watch::tell_now(std::unique_lock<std::mutex>& lock) {
   const auto until = std::chrono::steady_clock::now() + look_interval;
   while (!untold_.empty() && !stopping_ && std::chrono::steady_clock::now() < until) {
@@ -89,13 +91,13 @@ void request_watch::tell_now(std::unique_lock<std::mutex>& lock) {
 }
 
 side_threads::~side_threads() {
-  std::list<one> all;  // joined without the lock, which they take
+  std::list<one> all;  // joined after the lock is released, which the threads take
   const std::lock_guard lock{mutex_};
   all.swap(all_);
 }
 
 void side_threads::run(std::function<void()> what) {
-  std::list<one> ended;  // joined without the lock
+  std::list<one> ended;  // joined after the lock is released
   const std::lock_guard lock{mutex_};
   for (auto it = all_.begin(); it != all_.end();) {
     const auto current = it++;

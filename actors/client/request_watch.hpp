@@ -1,7 +1,7 @@
 #pragma once
 
-/// What a `request_carrier` has besides its requests: the newest membership, and threads for what must
-/// not hold a request up.
+/// Helpers of `request_carrier`: the newest membership, and threads for work that must not delay a
+/// request.
 
 #include <chrono>
 #include <condition_variable>
@@ -18,7 +18,7 @@
 
 namespace troupe::actors {
 
-/// Looks at the membership ten times a second while a request is being carried. Thread-safe.
+/// Fetches the membership ten times a second while a request is being carried. Thread-safe.
 class request_watch {
  public:
   explicit request_watch(cluster_client& client);
@@ -28,10 +28,10 @@ class request_watch {
 
   void begin();
   void end();
-  /// Never null; empty unless a supervisor has answered what was asked after that.
+  /// The newest membership if it was asked for after `then`, otherwise an empty one. Never null.
   [[nodiscard]] std::shared_ptr<const membership> asked_after(
       std::chrono::steady_clock::time_point then) const;
-  /// The supervisor could not be told that a request is over: it is told again once it answers.
+  /// Tells the supervisor that a request is over once the supervisor answers again.
   void tell_later(std::string request);
 
  private:
@@ -44,7 +44,7 @@ class request_watch {
   std::uint32_t requests_{0};
   bool stopping_{false};
   std::shared_ptr<const membership> newest_{std::make_shared<membership>()};
-  std::chrono::steady_clock::time_point asked_{};  ///< for the newest
+  std::chrono::steady_clock::time_point asked_{};  ///< when `newest_` was asked for
   std::deque<std::string> untold_;                 ///< requests that are over
   std::thread thread_;
 };
@@ -57,12 +57,12 @@ class side_threads {
   side_threads(const side_threads&) = delete;
   side_threads& operator=(const side_threads&) = delete;
 
-  /// Throws `std::system_error` when there is no thread to be had.
+  /// Throws `std::system_error` if no thread can be started.
   void run(std::function<void()> what);
 
  private:
   struct one {
-    std::jthread thread;  ///< joined where it goes, also when the next one cannot be had
+    std::jthread thread;  ///< joined on destruction, even if starting the next one fails
     bool ended{false};
   };
   std::mutex mutex_;

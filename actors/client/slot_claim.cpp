@@ -35,10 +35,10 @@ using std::chrono::steady_clock;
 constexpr milliseconds first_claim_pause{50};
 constexpr milliseconds shortest_renewal{10};
 constexpr milliseconds patience_of_claims{3000};
-/// Who lets go of its name waits for the question under way; one that is read late counts as well.
+/// Releasing a name waits for the request in flight. A renewal that is read late still counts.
 constexpr milliseconds patience_of_renewals{500};
 
-/// Hosts of the stage that this machine is, each once, in the file's order.
+/// The hosts of the stage that are this machine, each once, in the file's order.
 result<std::vector<std::string>> own_hosts(const config::deployment& deployment,
                                            const config::stage_config& stage) {
   std::vector<std::string> own;
@@ -69,7 +69,7 @@ bool may_pass(errc code) noexcept {
          code == errc::overloaded || code == errc::aborted || code == errc::unauthorized;
 }
 
-/// Asks the supervisor. For one thread at a time.
+/// Sends claims to the supervisor. For one thread at a time.
 class claimant {
  public:
   claimant(const config::deployment& of, actor_host_options host, const std::stop_token& given_up)
@@ -77,11 +77,11 @@ class claimant {
                look_for_supervisor(of, missing_supervisor::is_begun, given_up)},
         host_{std::move(host)} {}
 
-  /// Of the supervisor that was asked last, for sentences.
+  /// The address of the supervisor that was asked last, for messages.
   [[nodiscard]] std::string asked() const { return place_.text(); }
 
-  /// Looks so long for a supervisor that may have to be begun; waits so long for a connection, and so long
-  /// for an answer.
+  /// `look` limits the search for a supervisor, which may have to be begun; `patience` limits the
+  /// wait for a connection, and again the wait for an answer.
   result<slot_grant> ask_for(const slot_claim& claim, milliseconds look, milliseconds patience) {
     if (!supervisor_) {
       const auto at = place_.now(look);
@@ -93,7 +93,7 @@ class claimant {
     auto granted = ask<slot_grant>(host_.system(), supervisor_, "the supervisor", patience,
                                    claim_atom_v, claim);
     if (!granted) {
-      supervisor_ = nullptr;  // it may be another one that answers next time
+      supervisor_ = nullptr;  // another supervisor may answer next time
       return granted;
     }
     if (granted->failed == 0) return granted;
@@ -137,7 +137,7 @@ class slot_holder final : public claimed_slot {
       lock.lock();
       const bool other = renewed && renewed->name != granted_.name;
       if (renewed ? !other : may_pass(renewed.error().code)) continue;
-      // It would keep the name from whom it belongs to now. Its registration says so as well.
+      // Renewing would keep the name from its present owner. The registration is refused, too.
       logger("node")->warn("{} is held no more for this process: {}", granted_.name,
                            other
                                ? "the supervisor gives it " + in_quotes(renewed->name) + " instead"
@@ -155,7 +155,7 @@ class slot_holder final : public claimed_slot {
   std::thread thread_;
 };
 
-/// True: it was given up meanwhile.
+/// Returns whether the claim was given up meanwhile.
 bool pause_of_claims(milliseconds time, const std::stop_token& given_up) {
   std::mutex mutex;
   std::condition_variable_any woken;
@@ -164,7 +164,7 @@ bool pause_of_claims(milliseconds time, const std::stop_token& given_up) {
   return given_up.stop_requested();
 }
 
-/// All that one needs that has to be begun, as far as the limit leaves it.
+/// The time that beginning a supervisor needs, as far as the limit leaves it.
 milliseconds patience_of_look(milliseconds limit, steady_clock::time_point began) {
   if (limit.count() < 0) return begin_patience;
   const auto asked = std::chrono::ceil<milliseconds>(steady_clock::now() - began);

@@ -9,7 +9,8 @@ namespace troupe::actors {
 
 namespace {
 
-/// Bytes of a slice that landed: the prefill side counts its posts, this side what it was told of.
+/// Counts the bytes of a slice that landed: the prefill side counts its posts, this side what it
+/// was told of.
 void count_landed(session_basis& basis, const cache_slice& slice) {
   const auto now = std::chrono::steady_clock::now();
   if (basis.first_byte == time_point{}) basis.first_byte = now;
@@ -18,7 +19,8 @@ void count_landed(session_basis& basis, const cache_slice& slice) {
                                           {slice.token_begin, slice.token_end}, basis.kept);
 }
 
-/// Where the prefill side says that the tokens are: of the groups that it was asked for, no others.
+/// Adopts the blocks that the prefill side offers; it must offer exactly the groups it was asked
+/// for.
 result<void> adopt_offer(session_basis& basis, transfer_offer& offer) {
   if (auto fine = check_groups(*basis.context->layout, offer.groups); !fine) return fine;
   if (const auto kept = kept_of(offer.groups); kept != basis.kept) {
@@ -40,11 +42,11 @@ struct decode_side {
 
   static result<say> worded(state& st, send_message& order) {
     say what{std::move(order.message), {}};
-    // The engine hears of its blocks first: a system call earlier.
+    // The engine is told of its blocks first, which is one system call earlier.
     what.nobody_waits = std::holds_alternative<transfer_release>(what.message);
     auto* request = std::get_if<transfer_request>(&what.message);
     if (request == nullptr) return what;
-    // Said again over the next link, they are the same times.
+    // When sent again over the next link, the two times stay the same.
     const auto left_until = [now = std::chrono::steady_clock::now()](time_point then) {
       return std::chrono::duration_cast<std::chrono::milliseconds>(then - now);
     };
@@ -66,7 +68,7 @@ struct decode_side {
 
   static void tell(self_pointer self, tell_layers& layers) {
     auto& basis = self->state.basis;
-    // The engine counts all layers of its cache, a transfer those that both sides hold.
+    // The engine counts all layers of its cache, a transfer only those that both sides hold.
     auto slice = layers.slice;
     slice.layer_begin += basis.geometry->first_local_layer();
     slice.layer_end += basis.geometry->first_local_layer();

@@ -9,9 +9,9 @@
 
 namespace troupe::actors {
 
-/// The decode side of one transfer: feeds `receive_session` and carries out what it returns.
-/// Spawned by the engine port once the blocks are there and the link is up, quits when the transfer
-/// is quiescent.
+/// The decode side of one transfer: feeds `receive_session` and carries out what it returns. The
+/// engine port spawns it once the blocks are allocated and the link is up; it quits when the
+/// transfer is quiescent.
 struct decode_receiver_state {
   session_basis basis;
   std::optional<receive_session> machine;
@@ -22,9 +22,9 @@ struct decode_receiver_state {
 
 struct decode_receiver_options {
   session_basis basis;
-  transfer_request request;  ///< without grants, and without what is left of the two times
+  transfer_request request;  ///< without grants, and without its two remaining times
   time_point deadline;
-  std::optional<time_point> park_until{};  ///< the source need not be offered before
+  std::optional<time_point> park_until{};  ///< the source may still be offered until then
 };
 
 [[nodiscard]] session_actor::behavior_type decode_receiver(

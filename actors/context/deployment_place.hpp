@@ -1,7 +1,7 @@
 #pragma once
 
-/// Where the nodes of a cluster stand: those of the file as it says, those of open stages as their names
-/// do. Whether one of these is there only the membership knows.
+/// The place of each node in its cluster: for nodes of the file as the file says, for nodes of open
+/// stages from their names. Only the membership knows whether a node of an open stage exists.
 
 #include <optional>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace troupe::actors {
 
-/// Empty: the deployment has no such node, nor an open stage that it could be of.
+/// Empty if the deployment has neither such a node nor an open stage that it could be of.
 [[nodiscard]] std::optional<node_place> deployment_place(const node_settings& settings,
                                                          const std::string& name);
 [[nodiscard]] bool same_replica(const node_place& one, const node_place& other);

@@ -63,7 +63,7 @@ std::string rank_of(std::uint32_t rank, std::uint32_t ranks) {
   return "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
 }
 
-/// Of a replica that the file names: whether all its ranks are among them.
+/// For a replica that the file names: whether the sources include all its ranks.
 result<void> check_complete(const node_settings& settings, const std::string& first_name,
                             const node_place& first,
                             const std::vector<const std::string*>& by_rank) {
@@ -77,8 +77,8 @@ result<void> check_complete(const node_settings& settings, const std::string& fi
   return {};
 }
 
-/// Whether these are the ranks of one replica, each once: what one of them sends no other does. How
-/// many ranks a replica of an open stage has, its nodes say when they are asked.
+/// Whether these are the ranks of one replica, each once: each rank sends something that no other
+/// does. Only the nodes of an open stage know how many ranks its replicas have.
 result<void> check_sources(const node_context& context, const std::vector<std::string>& names) {
   if (auto known = check_nodes(context, names); !known) return known;
   const auto first = *deployment_place(context.settings, names.front());
@@ -113,7 +113,7 @@ result<void> check_sources(const node_context& context, const std::vector<std::s
 
 namespace {
 
-/// The mode of an edge between them, the wanted one if there are several.
+/// The mode of an edge between two stages; `wanted` if one of several edges has it.
 result<transfer_mode> mode_of_edge(const node_settings& settings, const std::string& from,
                                    const std::string& to,
                                    std::optional<transfer_mode> wanted = std::nullopt) {
@@ -162,7 +162,7 @@ result<void> check_value_edge(const node_context& context, const std::string& pe
 
 result<std::string> stage_of_peer(const node_context& context, const std::string& peer) {
   if (auto place = deployment_place(context.settings, peer)) return std::move(place->stage);
-  // Where anybody may join, who is nobody of the file has to be of a stage that is open.
+  // If there are open stages, a node that the file does not name must be of one of them.
   if (!is_open_name(peer) && context.settings.open_stages.empty()) return std::string{};
   return fail(errc::unauthorized, "`" + peer + "` is no node of the deployment of `" +
                                       context.self.name +
@@ -382,7 +382,7 @@ result<bool> check_awaited(const node_context& context, operation_id receive,
                            std::uint32_t layer_begin, std::uint32_t layer_end,
                            std::uint32_t token_end) {
   const auto live = context.operations.find(receive);
-  // Looked at second: a receive that ends meanwhile is in one of the two.
+  // Looked up second: a receive that ends meanwhile is in one of the two.
   const auto ended = live ? std::nullopt : context.operations.ended(receive);
   if (!live && !ended) return fail(live.error());
   if (live && live->kind != operation_kind::receive) {

@@ -37,10 +37,10 @@ struct node_place {
   std::string replica_name{};       ///< in an open stage; `replica` and `ranks` are 0 there
 };
 
-/// What the actors of one node were told by the deployment.
+/// What the deployment tells the actors of one node.
 struct node_settings {
   std::string cluster;
-  node_info self;  ///< port: the one to ask for; replica: the slot wished for
+  node_info self;  ///< port: the one to ask for; replica: the wished-for slot
   std::string supervisor_host;
   std::uint16_t supervisor_port{0};
   std::chrono::milliseconds heartbeat_interval{1000};
@@ -51,24 +51,23 @@ struct node_settings {
   std::int32_t post_batch_size{-1};
   std::chrono::milliseconds connect_timeout{2000};
   std::chrono::milliseconds default_deadline{30'000};
-  std::chrono::milliseconds retry_window{0};  ///< a source waits so long for another decode rank
-  std::chrono::milliseconds source_lease{
-      60'000};                                   ///< of a sealed cache that nobody living waits for
-  std::chrono::milliseconds peer_silence{1000};  ///< of a peer with which something is in flight
-  std::uint32_t max_reconnects{3};               ///< of one backend before the next of `fallback`
+  std::chrono::milliseconds retry_window{0};  ///< how long a source waits for another decode rank
+  std::chrono::milliseconds source_lease{60'000};  ///< of a sealed cache with no living taker
+  std::chrono::milliseconds peer_silence{1000};    ///< of a peer with transfers in flight
+  std::uint32_t max_reconnects{3};                 ///< of one backend before the next of `fallback`
   std::uint32_t max_operations{16'384};
-  std::uint32_t max_parked{4096};           ///< receives of unknown requests, of one peer
+  std::uint32_t max_parked{4096};           ///< receives of unknown requests, per peer
   bool fail_when_full{false};               ///< `pool.on_full: fail`
   std::map<std::string, node_place> nodes;  ///< of the deployment, by name
-  std::set<std::string> open_stages;        ///< whose nodes are not among them
+  std::set<std::string> open_stages;        ///< `nodes` does not list theirs
   bool joins{false};                        ///< this node is of an open stage
-  /// With `supervisor.begin`: what a supervisor is found and begun with. Null: it is where it is.
+  /// With `supervisor.begin`: how to find and begin a supervisor. Null: it is at the address above.
   std::shared_ptr<const begun_terms> begun_from{};
-  /// Of the deployment, by their two stages: how layers move there; empty: none do.
+  /// The deployment's edges, by their two stages: how layers move over them; empty: none do.
   std::multimap<std::pair<std::string, std::string>, std::optional<transfer_mode>> edges;
 };
 
-/// Whether the supervisor has taken the node in; for the engine's thread that waits for it.
+/// Whether the supervisor has admitted the node; for the engine's thread that waits for that.
 class registration_state {
  public:
   void set(bool registered, std::string why_not) {
@@ -80,7 +79,7 @@ class registration_state {
     }
     changed_.notify_all();
   }
-  /// It is refused for good: nobody waits any longer.
+  /// The node is refused for good: waits end at once.
   void end(troupe::error why) {
     {
       const std::lock_guard lock{mutex_};
@@ -89,9 +88,10 @@ class registration_state {
     }
     changed_.notify_all();
   }
-  /// Empty: registered, or was at some time since this last said so (a registration that is lost
-  /// again before the waiting thread runs still counts). Else why not: at once when it never will
-  /// be, after `timeout` (as `deadline`) when it may be yet.
+  /// Empty if the node is registered, or was at some time since the last call that returned empty
+  /// (a registration that is lost again before the waiting thread runs still counts). Otherwise the
+  /// reason: at once if the node will never be registered, after `timeout` (as `deadline`) if it
+  /// still may be.
   [[nodiscard]] std::optional<troupe::error> wait(std::chrono::milliseconds timeout) {
     std::unique_lock lock{mutex_};
     changed_.wait_for(lock, timeout, [this] { return registered_ || untold_ || ended_; });
@@ -99,14 +99,14 @@ class registration_state {
     if (std::exchange(untold_, false) || registered_) return std::nullopt;
     return reason();
   }
-  /// Empty: registered now. Else why not.
+  /// Empty if registered now; otherwise the reason.
   [[nodiscard]] std::optional<troupe::error> why_not() const {
     const std::lock_guard lock{mutex_};
     if (ended_) return ended_;
     return registered_ ? std::nullopt : std::optional{reason()};
   }
 
-  /// Which supervisor took the node in last, and when, in its own count.
+  /// The supervisor that last admitted the node, and its epoch then.
   struct mark {
     std::uint64_t supervisor_incarnation{0};
     std::uint64_t epoch{0};
@@ -115,12 +115,12 @@ class registration_state {
     const std::lock_guard lock{mutex_};
     last_ = by;
   }
-  /// The supervisor was found there: another one than the settings say, perhaps.
+  /// Notes where the supervisor was found, which may be elsewhere than the settings say.
   void asks_at(std::string where) {
     const std::lock_guard lock{mutex_};
     asked_ = std::move(where);
   }
-  /// Where the supervisor is asked, for sentences. Empty: where the settings say.
+  /// Where the supervisor is asked, for messages. Empty: where the settings say.
   [[nodiscard]] std::string asked() const {
     const std::lock_guard lock{mutex_};
     return asked_;
@@ -139,7 +139,7 @@ class registration_state {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool registered_{false};
-  bool untold_{false};  ///< it was taken in, and `wait` has not said so yet
+  bool untold_{false};  ///< `wait` has not reported the registration yet
   std::string why_not_;
   std::optional<troupe::error> ended_;
   mark last_;
@@ -151,18 +151,18 @@ struct node_counters {
   std::atomic<std::uint32_t> queue_length{0}, active_transfers{0}, links_up{0};
   std::atomic<std::uint32_t> links_broken{0};  ///< being made again
   std::atomic<std::uint32_t> local_copies{0};  ///< puts to the node itself that are being copied
-  std::atomic<bool> port_stops{false};  ///< it has ended what was live, and begins nothing more
+  std::atomic<bool> port_stops{false};         ///< all live operations have ended, and none begins
 };
 
 /// Memory of the engine that is registered while it is being put.
 struct registered_value {
   std::span<const std::byte> bytes;
   std::uint32_t puts{0};
-  bool closed{false};  ///< one of them has ended: the caller may have other memory there by now
+  bool closed{false};  ///< a put has ended: the caller may have other memory there by now
 };
 
-/// What every actor of one node may use. Made before the first actor, destroyed after the last one.
-/// Immutable but for the members that are thread-safe themselves.
+/// Shared by all actors of one node. Made before the first actor, destroyed after the last one.
+/// Immutable except for the members that are thread-safe themselves.
 struct node_context {
   node_settings settings;
   node_info self;  ///< with the bound port and the incarnation
@@ -171,12 +171,12 @@ struct node_context {
   std::vector<std::uint32_t> table_pools;  ///< of the layout (`kvcache::pools_of_tables`)
   std::vector<region_id> regions;          ///< of the layout, in its order
   std::vector<std::byte> encoded_layout;
-  /// Whose memory the cache is in, all of it; empty: the host's, or that of both.
+  /// The GPU whose memory holds the whole cache; empty: host memory, or both kinds.
   std::optional<std::uint32_t> cache_gpu;
-  /// Of a cache in memory of both, which region is where; empty: it is in one of them.
+  /// For a cache in both kinds of memory, which region is in which; else empty.
   std::string cache_in_both;
-  std::string cache_memory;  ///< what it is made of, for people; empty: not of the host
-  bool polled{false};        ///< progress is made while the engine polls, by no thread of ours
+  std::string cache_memory;  ///< what host memory the cache is made of, for people; empty: none
+  bool polled{false};        ///< the engine's polls make the progress, not a thread of ours
   std::unique_ptr<cache_pool> pool;  ///< null: the engine allocates its blocks itself
   std::shared_ptr<value_store> values;
   operation_table operations;
@@ -186,7 +186,7 @@ struct node_context {
   registration_state registration;
   supervisor_search search;  ///< of a supervisor that is to be begun
   std::mutex value_regions_mutex;
-  std::map<region_id, registered_value> value_regions;  ///< memory of puts that are under way
+  std::map<region_id, registered_value> value_regions;  ///< memory of puts in flight
   std::shared_ptr<value_store> value_copies;  ///< of such values; made when the first one is copied
   std::function<void(call)> on_call;          ///< empty: calls of frontends are refused
   std::chrono::steady_clock::time_point started{std::chrono::steady_clock::now()};

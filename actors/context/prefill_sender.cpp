@@ -63,7 +63,7 @@ struct prefill_side {
     return st.machine->local_abort(out_of_place(st.basis, "decode", message));
   }
 
-  /// The engine counts all layers of its cache, a transfer those that both sides hold.
+  /// The engine counts all layers of its cache, a transfer only those that both sides hold.
   static session_actions grew(state& st, source_progress& more) {
     const auto first = st.basis.geometry->first_local_layer();
     const auto begin = std::max(more.layer_begin, first);
@@ -94,7 +94,7 @@ result<void> adopt_destination(session_basis& basis, transfer_request& request) 
       !adopted) {
     return adopted;
   }
-  // Here as well as for each plan: tokens that two chunks bring are in two plans.
+  // Checked here as well as in each plan: tokens of two chunks are in two plans.
   if (const auto twice = repeated_block(basis.geometry->destination_pools(), basis.remote)) {
     return fail(errc::out_of_range, basis.link.peer + " names block " +
                                         std::to_string(twice->value) +

@@ -10,23 +10,23 @@
 
 namespace troupe::actors {
 
-/// The prefill side of one transfer: feeds `send_session` and carries out what it returns. Spawned
-/// by the engine port when a request meets its source, quits when the transfer is quiescent.
+/// The prefill side of one transfer: feeds `send_session` and carries out what it returns. The
+/// engine port spawns it when a request meets its source; it quits when the transfer is quiescent.
 struct prefill_sender_state {
   session_basis basis;
   std::optional<send_session> machine;
   static inline const char* name = "prefill_sender";
 };
 
-/// What a request says of where the tokens go to; a request to read says nothing of that.
-/// `out_of_range`: other blocks than its tokens need, or one twice, or not a grant for each region.
+/// Adopts the destination that a request names; a request to read names none. `out_of_range`: other
+/// blocks than its tokens need, a block that is named twice, or not a grant for each region.
 /// `layout_mismatch`: no slot for its state.
 [[nodiscard]] result<void> adopt_destination(session_basis& basis, transfer_request& request);
 
 struct prefill_sender_options {
   session_basis basis;  ///< with the destination
   transfer_request request;
-  std::vector<std::uint32_t> ready;  ///< per layer, the first token that is not there yet
+  std::vector<std::uint32_t> ready;  ///< per layer, the first token that is not ready yet
   std::optional<std::uint32_t> sealed_tokens;
   std::vector<std::byte> aux;
   time_point deadline;

@@ -12,7 +12,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// Bytes of one batch that layers are grouped up to.
+/// Layers are grouped into batches of up to so many bytes.
 constexpr std::uint64_t bytes_per_batch = 8u << 20;
 
 double in_milliseconds(time_point from, time_point to) {
@@ -53,7 +53,7 @@ result<void> adopt_remote(session_basis& basis, const named_blocks& named,
     const auto block_tokens = basis.geometry->block_tokens(i);
     const auto tokens = kept_tokens(basis.tokens, basis.kept, i);
     const auto needed = kvcache::blocks_in(tokens, block_tokens);
-    // Before anything is made of them: a few bytes can name any number.
+    // Checked before anything is allocated: a few bytes can name any number of blocks.
     if (!basis.kept.empty() && needed > basis.link.peer_layout->blocks) {
       return fail(errc::out_of_range,
                   "tokens " + std::to_string(tokens.begin) + " to " + std::to_string(tokens.end) +
@@ -108,7 +108,7 @@ planned_batch plan_batch(session_basis& basis, const post_slice& post, transport
   out.work.dir = dir;
   out.work.frame = std::move(frame);
   auto planned = [&]() -> result<void> {
-    // No layer and no token: only the state tensors are left to go.
+    // Without layers and tokens, only the state tensors are left to send.
     if (post.slice.layer_begin != post.slice.layer_end) {
       auto plan = basis.geometry->plan({post.slice.layer_begin, post.slice.layer_end},
                                        {post.slice.token_begin, post.slice.token_end},
@@ -171,7 +171,7 @@ void log_outcome(const session_basis& basis, std::string_view side,
   const auto log = logger(side);
   const auto level = failure ? spdlog::level::warn : spdlog::level::info;
   if (!log->should_log(level)) return;
-  // The side that does not post knows no segments.
+  // The side that does not post has no segments.
   const auto segments = basis.segments_before == 0
                             ? std::string{}
                             : " in " + std::to_string(basis.segments_after) + " segments (" +

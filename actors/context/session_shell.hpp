@@ -23,7 +23,7 @@
 
 namespace troupe::actors {
 
-/// What both kinds of transfer actor carry around their state machine.
+/// State that both kinds of transfer actor keep around their state machine.
 struct session_basis {
   context_ptr context;
   engine_port_actor port;
@@ -48,24 +48,24 @@ struct session_basis {
   std::uint64_t segments_after{0};
 };
 
-/// What a request or an offer says of blocks: `groups` where the layout has groups, else `blocks`.
+/// The blocks that a request or an offer names: `groups` if the layout has groups, else `blocks`.
 struct named_blocks {
   std::span<const kvcache::block_run> blocks;
   std::span<const group_table> groups;
 };
 
-/// Takes over where the other side has the tokens: what a request or an offer says of its blocks and
-/// grants. The remote side names its regions by its own ids; its layout counts them from 0 in the order
-/// of the grants, each of which permits what the blocks hold in that region. `out_of_range`: other
-/// blocks than the tokens need, or not a grant for each region.
+/// Adopts the other side's blocks and grants from a request or an offer. The remote side names its
+/// regions by its own ids; its layout counts them from 0 in the order of the grants, each of which
+/// permits what the blocks hold in that region. `out_of_range`: other blocks than the tokens need,
+/// or not a grant for each region.
 [[nodiscard]] result<void> adopt_remote(session_basis& basis, const named_blocks& named,
                                         std::span<const std::uint32_t> state_slots,
                                         std::vector<transport::remote_grant> grants);
-/// Those of table `number` that hold the tokens which move and are kept, for a request or an offer.
+/// The blocks of table `number` with the tokens that move and are kept, for a request or an offer.
 [[nodiscard]] std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis,
                                                              std::uint32_t number);
 
-/// Says them in such a message; without `with_blocks`, what is kept alone.
+/// Names the blocks in such a message; without `with_blocks`, only what is kept.
 template <class Message>
 void name_blocks(const session_basis& basis, Message& message, bool with_blocks = true) {
   if (basis.kept.empty()) {
@@ -78,8 +78,8 @@ void name_blocks(const session_basis& basis, Message& message, bool with_blocks 
   }
 }
 
-/// One slice as a batch, with `frame` behind its bytes. `failure`: it cannot be posted, which the
-/// state machine hears as the batch's completion, so that each post completes exactly once.
+/// One slice as a batch, with `frame` behind its bytes. With a `failure` it cannot be posted; the
+/// state machine gets that as the batch's completion, so that each post completes exactly once.
 struct planned_batch {
   transport::batch work;
   std::optional<troupe::error> failure;
@@ -91,8 +91,8 @@ struct planned_batch {
 [[nodiscard]] result<std::vector<grant_wish>> wish_grants(const session_basis& basis,
                                                           transport::access rights);
 
-/// Of a transfer that is done, all of it: the other side may say so before the link says here that the last batches
-/// are, and of some that landed before the link broke it never does.
+/// Counts all bytes of a transfer that is done. The other side may say so before the link reports
+/// the last batches here; batches that landed before the link broke are never reported.
 void count_delivered(session_basis& basis);
 
 /// "transfer 0123456789abcdef request r1 from prefill-0: done, 12 MB in 48 segments (96 before
@@ -101,14 +101,14 @@ void log_outcome(const session_basis& basis, std::string_view side,
                  const std::optional<troupe::error>& failure);
 
 /// How many layers go into one batch so that it stays near `bytes_per_batch`: small enough to
-/// overlap, large enough that a batch costs nothing.
+/// overlap, large enough that the overhead of a batch does not matter.
 [[nodiscard]] std::uint32_t layers_per_batch(const kvcache::transfer_geometry& geometry,
                                              std::uint32_t tokens);
 
 // -- the actor around a machine
 
-/// The part that is the same for both sides of a transfer: each event goes into the machine, what
-/// comes out is carried out. `Side` is one side's part, a struct without members of its own:
+/// The part common to both sides of a transfer: passes each event to the machine and carries out
+/// the actions that it returns. `Side` is one side's part, a struct without members of its own:
 ///
 ///     using state                                  // with `basis` and `machine`
 ///     static constexpr std::string_view log_name
@@ -132,7 +132,8 @@ class session_shell {
     actors::ask_link(self, self->state.basis.link, std::forward<Order>(order));
   }
 
-  /// Through the mailbox, so that the machine is not entered while its actions are carried out.
+  /// Sends through the mailbox, so that the machine is not entered while its actions are carried
+  /// out.
   static void later(self_pointer self, session_event event) {
     self->send(caf::actor_cast<session_actor>(self), std::move(event));
   }
@@ -143,7 +144,7 @@ class session_shell {
     }
   }
 
-  /// The behaviour, once the state is filled. `first` are the machine's first actions.
+  /// The behaviour, for a state that is filled in. `first` are the machine's first actions.
   static session_actor::behavior_type begin(self_pointer self, session_actions first) {
     ask_link(self,
              attach_session{self->state.basis.transfer, caf::actor_cast<session_actor>(self), 0});
@@ -263,7 +264,7 @@ class session_shell {
   static session_actions on_receive_is_whole(state& st) { return Side::whole(st); }
 };
 
-/// What `heard` does with a message that only the other side of a transfer may send.
+/// The error of `heard` for a message that only the other side of a transfer may send.
 [[nodiscard]] troupe::error out_of_place(const session_basis& basis, std::string_view sender,
                                          const session_message& message);
 

@@ -32,13 +32,13 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds pause_of_looks{5};
-/// From the lock on the notice to what it says a supervisor needs a part of a second.
+/// A supervisor needs part of a second from locking the notice to publishing its address.
 constexpr milliseconds patience_of_silence{2000};
-/// So long after our child is gone a supervisor that has said something, and has not taken the notice, has
-/// ended.
+/// A supervisor that has logged something, but not taken the notice this long after our child
+/// ended, has ended, too.
 constexpr milliseconds patience_without_a_child{2000};
 
-/// Nobody here knows more of it than the deployment does.
+/// The place of a supervisor on another machine: only the deployment tells.
 result<found_supervisor> where_the_file_says(const config::deployment& of) {
   const auto& at = of.supervisor;
   if (at.port != 0) return found_supervisor{at.host, at.port, 0, 0};
@@ -48,7 +48,7 @@ result<found_supervisor> where_the_file_says(const config::deployment& of) {
                   "it a port");
 }
 
-/// That of the user's cluster. It is made again where somebody has removed it meanwhile.
+/// The folder of the user's cluster. Made again if it was removed meanwhile.
 result<std::string> made_folder(const begun_terms& terms) {
   if (!terms.folder) return fail(terms.folder.error());
   if (auto made = make_user_folder_at(*terms.folder); !made) return fail(std::move(made).error());
@@ -86,7 +86,8 @@ result<found_supervisor> find_only(const begun_terms& terms) {
   }
 }
 
-/// Writes what the supervisor is begun with, and returns where. By whoever holds the lock of beginning.
+/// Writes the deployment for the new supervisor and returns its path. The caller holds the lock of
+/// beginning.
 result<std::string> write_deployment(const std::string& folder, const config::deployment& of) {
   const auto path = folder + "/supervisor.yaml";
   const auto draft = path + ".new";
@@ -103,20 +104,21 @@ result<std::string> write_deployment(const std::string& folder, const config::de
   return path;
 }
 
-/// One that this process has begun.
+/// A supervisor that this process has begun.
 struct begun_life {
   begun_supervisor process;
-  std::uint32_t pid_before{0};  ///< that the notice said then
-  std::uint64_t log_before{0};  ///< how long its log was then
+  std::uint32_t pid_before{0};  ///< the pid in the notice at that time
+  std::uint64_t log_before{0};  ///< the length of the log at that time
   steady_clock::time_point since{};
 };
 using begun_life_ptr = std::unique_ptr<begun_life>;
 
-/// What this process has begun and waits for no longer, by folder: it may come to listen yet.
+/// Supervisors that this process has begun and no longer waits for, by folder. They may still come
+/// to listen.
 class lives_left_alone {
  public:
   static lives_left_alone& of_this_process() {
-    // For as long as the process: threads may look while it ends.
+    // Never destroyed: threads may look while the process ends.
     static auto* const all = new lives_left_alone;
     return *all;
   }
@@ -124,8 +126,8 @@ class lives_left_alone {
     const std::lock_guard lock{mutex_};
     all_.insert_or_assign(folder, std::move(one));
   }
-  /// By whoever holds the lock of beginning, and sees a notice that nobody holds. Null: there is none, or
-  /// it has had its time, or has come to live and has gone since.
+  /// The caller holds the lock of beginning and has seen an unheld notice. Null if there is no
+  /// supervisor left to wait for, its time is over, or it has lived and ended since.
   begun_life_ptr take(const std::string& folder, const seen_notice& seen) {
     begun_life_ptr one;
     {
@@ -146,7 +148,7 @@ class lives_left_alone {
   std::map<std::string, begun_life_ptr> all_;
 };
 
-/// One look for a supervisor, which begins one where there is none.
+/// One look for a supervisor, which begins one if there is none.
 class beginning {
  public:
   beginning(const begun_terms& terms, std::string folder, milliseconds patience,
@@ -168,7 +170,7 @@ class beginning {
       if (!seen->held) {
         const auto mine = lock_beginning(folder_);
         if (!mine) return fail(mine.error());
-        // Another may have begun one before the lock was ours.
+        // Another process may have begun one before we got the lock.
         if (*mine) seen = look();
         if (!seen) return fail(seen.error());
         if (seen->listens) return std::move(*seen->listens);
@@ -179,8 +181,8 @@ class beginning {
   }
 
  private:
-  /// What was there while nobody held the notice is not believed of whoever holds it then: that one writes
-  /// right after it has locked it.
+  /// Reads the notice. Content seen while nobody held the notice is not attributed to the next
+  /// holder, which locks the notice first and writes right after.
   result<seen_notice> look() {
     auto seen = look_at_notice(folder_, of_);
     if (!seen) return seen;
@@ -192,7 +194,7 @@ class beginning {
     return seen;
   }
 
-  /// An error: it is not looked for any longer.
+  /// Returns an error if the look is over: given up, or out of patience.
   [[nodiscard]] result<void> is_over(const seen_notice& seen) const {
     if (given_up_.stop_requested()) return fail(errc::aborted, "it was given up");
     if (steady_clock::now() < until_) return {};
@@ -202,9 +204,9 @@ class beginning {
                                     time_text(patience_) + shown_log(0));
   }
 
-  /// Under the lock, where nobody lives.
+  /// Begins a supervisor. Called under the lock of beginning when none lives.
   result<found_supervisor> begin(const seen_notice& before) {
-    until_ = steady_clock::now() + patience_;  // others may have taken theirs, in vain
+    until_ = steady_clock::now() + patience_;  // restart it: waiting for the lock took time
     auto one = lives_left_alone::of_this_process().take(folder_, before);
     if (!one) {
       auto started = start(before);
@@ -232,12 +234,13 @@ class beginning {
     const auto length = length_of_log(log_);
     auto process = begun_supervisor::start(*command, terms_.environment, *file, log_);
     if (!process) return fail(process.error());
-    // As of when the patience began: who has all of it waits for all that this one has.
+    // Counted from the beginning of the patience: a caller with all of `begin_patience` then waits
+    // for as long as this supervisor has.
     return std::make_unique<begun_life>(
         begun_life{std::move(*process), before.pid, length, until_ - patience_});
   }
 
-  /// What becomes of it when it is not waited for here any longer.
+  /// Decides what happens to a supervisor that this look no longer waits for.
   void leave(begun_life_ptr one, errc why) const {
     const bool has_time = steady_clock::now() - one->since < begin_patience;
     if (why == errc::deadline && has_time) {
@@ -247,12 +250,12 @@ class beginning {
     }
   }
 
-  /// Whether what was begun may still come to listen. One that had the notice and has it no more has
-  /// ended: it left its pid there.
+  /// Returns an error if the begun supervisor can no longer come to listen. One that held the
+  /// notice and holds it no more has ended: its pid is left in the notice.
   [[nodiscard]] result<void> may_come(begun_life& one, const seen_notice& seen) const {
     std::string how;
     if (const auto failed = one.process.failure()) {
-      // One that somebody else has started may have been there first.
+      // A supervisor that another process started may have been first.
       const auto now = look_at_notice(folder_, of_);
       if (!now) return fail(now.error());
       if (now->held) return {};
@@ -265,8 +268,9 @@ class beginning {
                                             shown_log(one.log_before));
   }
 
-  /// Whether it has ended, as far as anybody can tell who is not told how: somebody else, or the kernel,
-  /// reaps the children of this process, or our child has ended well and left one that has not.
+  /// Whether the supervisor has probably ended, although no exit status says so: other code, or the
+  /// kernel, reaps the children of this process, or our child ended well but its supervisor did
+  /// not.
   [[nodiscard]] bool ended_unseen(begun_life& one) const {
     const auto ended = one.process.ended();
     return ended && steady_clock::now() - *ended >= patience_without_a_child &&
@@ -284,7 +288,7 @@ class beginning {
   milliseconds patience_;
   steady_clock::time_point until_;
   const std::stop_token& given_up_;
-  std::uint64_t gone_{0};  ///< incarnation of the one that ended last; 0: none did
+  std::uint64_t gone_{0};  ///< incarnation of the supervisor that ended last; 0: none
 };
 
 result<found_supervisor> find_or_begin(const begun_terms& terms, milliseconds patience,

@@ -26,11 +26,12 @@ namespace {
 using transport::owned_fd;
 using transport::what_errno;
 
-/// Much more than a host of 253 characters needs.
+/// Far more than a notice with a host of 253 characters needs.
 constexpr std::size_t max_notice_bytes = 2048;
-/// Whoever only looks has the lock for a moment.
+/// A process that only looks holds the lock for a moment.
 constexpr int tries_beside_lookers = 2000;
-/// A supervisor writes who it is right after it has locked the notice; until then it says of another.
+/// A supervisor writes its identity right after it has locked the notice, which until then names
+/// another.
 constexpr int tries_of_a_reader = 50;
 constexpr std::chrono::milliseconds between_tries{1};
 
@@ -60,9 +61,9 @@ unexpected elsewhere_error(const std::string& path) {
                     "XDG_STATE_HOME to a folder of this machine alone");
 }
 
-/// One of this user's, and plain. `not_found`: it is not there.
+/// Opens a plain file of this user. `not_found`: it does not exist.
 result<owned_fd> open_notice(const std::string& path, int flags) {
-  // Non-blocking, so that a pipe that somebody put there does not hold us up.
+  // Non-blocking, so that a pipe in its place does not block us.
   owned_fd fd{::open(path.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600)};
   if (!fd && errno == ENOENT) return fail(errc::not_found, path + " is not there");
   struct stat about {};
@@ -76,7 +77,7 @@ std::string notice_path(const std::string& folder) {
   return folder + "/supervisor";
 }
 
-/// Empty: too much, or nothing, or it cannot be read.
+/// Returns an empty string if the notice is empty, too large, or unreadable.
 std::string read_notice(int fd) {
   std::array<char, max_notice_bytes + 1> bytes{};
   std::size_t count = 0;
@@ -90,7 +91,7 @@ std::string read_notice(int fd) {
   return count > max_notice_bytes ? std::string{} : std::string{bytes.data(), count};
 }
 
-/// Replaces all of it. 0, or the errno of what failed.
+/// Replaces the whole notice. Returns 0 or an errno.
 int write_notice(int fd, const std::string& text) {
   std::string_view left = text;
   while (!left.empty()) {
@@ -103,7 +104,7 @@ int write_notice(int fd, const std::string& text) {
   return ::ftruncate(fd, static_cast<off_t>(text.size())) == 0 ? 0 : errno;
 }
 
-/// 0: there is no such number.
+/// Returns 0 if there is no such number.
 std::uint64_t notice_number(const nlohmann::json& notice, const char* key, std::uint64_t most) {
   const auto found = notice.find(key);
   if (found == notice.end() || !found->is_number_unsigned()) return 0;
@@ -116,7 +117,7 @@ bool is_credible_host(const std::string& host, const config::deployment& of) {
   return config::is_host(host) && !config::is_wildcard(host) && !config::is_automatic(host);
 }
 
-/// What every notice says of this process: who it is, and where.
+/// The part of every notice that identifies this process and its machine.
 nlohmann::json own_notice() {
   const auto here = transport::host_identity::of_this_process();
   return {{"pid", ::getpid()},
@@ -124,7 +125,8 @@ nlohmann::json own_notice() {
           {"network_namespace", here.network_namespace}};
 }
 
-/// Whether it says so of whoever wrote it. What is not known, there or here, proves nothing.
+/// Whether the notice's writer runs in another place (machine or network namespace). A value
+/// unknown there or here proves nothing.
 bool is_of_another_place(const nlohmann::json& notice) {
   const auto here = transport::host_identity::of_this_process();
   const auto boot = notice.find("boot_id");
@@ -137,7 +139,7 @@ bool is_of_another_place(const nlohmann::json& notice) {
   return other_machine || other_net;
 }
 
-/// False: a process in another place holds it.
+/// Returns false if a process in another place holds the notice.
 bool read_into(seen_notice& seen, const std::string& text, const config::deployment& of) {
   const auto notice = nlohmann::json::parse(text, nullptr, false);
   if (!notice.is_object()) return true;
@@ -160,7 +162,7 @@ bool read_into(seen_notice& seen, const std::string& text, const config::deploym
   return true;
 }
 
-/// What a notice says that a supervisor holds. `invalid_config`: it is in another place.
+/// Reads a notice that a supervisor holds. `invalid_config`: the supervisor is in another place.
 result<seen_notice> read_held(const std::string& path, int fd, const config::deployment& of,
                               bool until_it_says_who) {
   for (int tries = 1;; ++tries) {
@@ -176,7 +178,7 @@ result<seen_notice> read_held(const std::string& path, int fd, const config::dep
   }
 }
 
-/// Why a notice that a supervisor holds cannot become ours.
+/// The error for claiming a notice that another supervisor holds.
 unexpected held_error(const std::string& path, int fd, const config::deployment& of) {
   const auto seen = read_held(path, fd, of, true);
   if (!seen) return fail(seen.error());
@@ -220,8 +222,8 @@ result<seen_notice> look_at_notice(const std::string& folder, const config::depl
     if (errno != EWOULDBLOCK) return lock_error(path, errno);
     return read_held(path, fd->get(), of, false);
   }
-  // Nobody may hold it before this is read: what a supervisor wrote in between would look like what one has
-  // left that ended.
+  // Keep the shared lock until the notice is read: otherwise the content written by a supervisor
+  // that claims it in between would look like that of one that has ended.
   file_lock shared{std::move(*fd)};
   const auto text = read_notice(shared.fd());
   shared.give_up();
@@ -239,7 +241,8 @@ result<std::unique_ptr<supervisor_notice>> supervisor_notice::claim(const config
   if (!fd) return fail(fd.error());
   for (int i = 0; ::flock(fd->get(), LOCK_EX | LOCK_NB) != 0; ++i) {
     if (errno != EWOULDBLOCK) return lock_error(path, errno);
-    // Whoever only looks shares it with others that do; a supervisor shares it with nobody.
+    // A look holds a shared lock, a supervisor an exclusive one: if a shared lock fails, a
+    // supervisor holds the notice.
     if (::flock(fd->get(), LOCK_SH | LOCK_NB) != 0) return held_error(path, fd->get(), of);
     ::flock(fd->get(), LOCK_UN);
     if (i == tries_beside_lookers)

@@ -1,16 +1,17 @@
 #pragma once
 
-/// What tells of a supervisor that nobody has to start (`supervisor.begin`). It stands in the folder of
-/// the user's cluster (door_user_secret.hpp):
+/// How processes find a supervisor that no operator starts (`supervisor.begin`). The folder of the
+/// user's cluster (door_user_secret.hpp) holds:
 ///
 ///     supervisor         the notice: {"host", "port", "pid", "incarnation"}, and where its process runs:
 ///                        {"boot_id", "network_namespace"}. Its supervisor holds a lock on it for as long
-///                        as it lives; the kernel gives that up whatever ends it
-///     supervisor.begin   locked by whoever looks and begins one, and by one that ends for want of nodes
-///     supervisor.yaml    the deployment that the last one was begun with
-///     supervisor.log     what it logs
+///                        as it lives; the kernel releases the lock however the process ends
+///     supervisor.begin   locked by a process that begins a supervisor, and by a supervisor that
+///                        ends for want of nodes
+///     supervisor.yaml    the deployment that the last supervisor was begun with
+///     supervisor.log     its log
 ///
-/// A notice that nobody holds is of nobody. The locks are those of flock(2).
+/// An unlocked notice belongs to no living supervisor. The locks are those of flock(2).
 
 #include <cstdint>
 #include <functional>
@@ -26,8 +27,8 @@
 
 namespace troupe::actors {
 
-/// A lock on a file. Given up for every copy of the descriptor: a child that this process forks
-/// meanwhile, and that becomes no other program, does not keep it.
+/// A lock on a file. `give_up` releases it for every copy of the descriptor: a forked child that
+/// does not exec does not keep it.
 class file_lock {
  public:
   file_lock() = default;
@@ -45,42 +46,43 @@ class file_lock {
   transport::owned_fd held_;
 };
 
-/// The lock of whoever begins one. None: another has it, ask again in a moment. `invalid_config`,
-/// `overloaded`: the file cannot be used.
+/// Takes the lock for beginning a supervisor. Empty if another process holds it; ask again in a
+/// moment. `invalid_config`, `overloaded`: the file cannot be used.
 [[nodiscard]] result<file_lock> lock_beginning(const std::string& folder);
 
-/// What a look at the notice shows.
+/// The content of the notice.
 struct seen_notice {
   bool held{false};                           ///< a supervisor lives
-  std::optional<found_supervisor> listens{};  ///< where it does. None: it does not say (yet)
-  /// Of whoever wrote it last, living or not; 0: it does not say (yet).
+  std::optional<found_supervisor> listens{};  ///< its address; empty if not (yet) in the notice
+  /// Of the process that wrote the notice last, living or not; 0 if not (yet) in the notice.
   std::uint32_t pid{0};
   std::uint64_t incarnation{0};
 };
-/// `folder` is that of the cluster. What stands there is only believed where the deployment bears it
-/// out: without `tls` a supervisor listens at a loopback address. `invalid_config`: what stands there is
-/// no plain file of this user's, or cannot be locked, or a supervisor holds it that is on another machine or
-/// in another network namespace; `overloaded`: it cannot be opened now.
+/// Reads the notice in `folder`, the cluster's folder. Its address is accepted only if it agrees
+/// with the deployment: without `tls` a supervisor listens at a loopback address. `invalid_config`:
+/// the notice is not a plain file of this user, or cannot be locked, or is held by a supervisor on
+/// another machine or in another network namespace; `overloaded`: it cannot be opened now.
 [[nodiscard]] result<seen_notice> look_at_notice(const std::string& folder,
                                                  const config::deployment& of);
 
-/// The notice of this process, which is the supervisor. Held until the object goes.
+/// The notice of this process, which is the supervisor. Held for the lifetime of the object.
 class supervisor_notice {
  public:
-  /// Before it listens. `already_exists` naming the process that has it; `invalid_config`,
-  /// `overloaded` as above.
+  /// Takes the notice, before the supervisor listens. `already_exists` naming the process that
+  /// holds it; `invalid_config`, `overloaded` as above.
   [[nodiscard]] static result<std::unique_ptr<supervisor_notice>> claim(
       const config::deployment& of);
 
-  /// It listens there: from now on it is found.
+  /// Publishes the address that the supervisor listens on: from now on others find it.
   [[nodiscard]] result<void> publish(const std::string& host, std::uint16_t port,
                                      std::uint64_t incarnation) const;
-  /// It is about to end for want of nodes, unless `still_idle`, which is asked when nobody can begin
-  /// one, says otherwise. From then on nobody finds it, and whoever looks for one waits until this object
-  /// goes. False: it has to go on; ask again later.
+  /// Withdraws the notice of a supervisor that is about to end for want of nodes, if `still_idle`
+  /// says so while no other can be begun. From then on nobody finds this supervisor, and processes
+  /// that look for one wait until this object is destroyed. Returns false if the supervisor has to
+  /// continue; try again later.
   [[nodiscard]] bool withdraw(const std::function<bool()>& still_idle);
-  /// Nobody finds this notice any more: it was removed, with its folder or without, or another stands in its
-  /// place. Whoever looks begins another supervisor.
+  /// Whether nobody can find this notice any more: it, or its folder, was removed or replaced. The
+  /// next process that looks begins another supervisor.
   [[nodiscard]] bool is_lost() const;
 
  private:

@@ -29,7 +29,7 @@ namespace {
 
 constexpr const char* program_of_this_process = "/proc/self/exe";
 constexpr const char* command_name = "troupe";
-/// From the start of our child to its end it reads a file; from its being killed on, nothing.
+/// Enough for our child, which only reads a file before it ends, and ends at once when killed.
 constexpr std::chrono::milliseconds reaping_patience{1000};
 constexpr std::chrono::milliseconds reaping_pause{2};
 constexpr std::size_t most_of_log = 2000;
@@ -41,7 +41,7 @@ bool is_command(const std::filesystem::path& path) {
   return std::filesystem::is_regular_file(path, ignored) && ::access(path.c_str(), X_OK) == 0;
 }
 
-/// Empty: it is not there.
+/// Returns an empty string if the variable is not set.
 std::string variable_in(const std::vector<std::string>& environment, std::string_view name) {
   for (const auto& entry : environment) {
     if (entry.size() > name.size() && entry[name.size()] == '=' && entry.starts_with(name))
@@ -50,7 +50,8 @@ std::string variable_in(const std::vector<std::string>& environment, std::string
   return {};
 }
 
-/// Where its file is; empty: nobody knows. The name ends so where the file was replaced meanwhile.
+/// The file of this program; empty if unknown. The link's target ends in " (deleted)" if the file
+/// was replaced meanwhile.
 std::filesystem::path own_file() {
   constexpr std::string_view replaced = " (deleted)";
   std::error_code failed;
@@ -60,7 +61,7 @@ std::filesystem::path own_file() {
   return name;
 }
 
-/// Of the library that this code is in, else of the program.
+/// The file of the library that contains this code, or else of the program.
 std::filesystem::path file_of_this_code() {
   static const char here = 0;
   Dl_info about{};
@@ -69,7 +70,7 @@ std::filesystem::path file_of_this_code() {
   return file.is_absolute() ? file : std::filesystem::path{};
 }
 
-/// Folders of $PATH that are the same wherever a process is.
+/// The absolute folders of $PATH.
 std::vector<std::filesystem::path> folders_in_path(const std::string& all) {
   std::vector<std::filesystem::path> folders;
   for (std::size_t at = 0; at < all.size();) {
@@ -80,7 +81,7 @@ std::vector<std::filesystem::path> folders_in_path(const std::string& all) {
   return folders;
 }
 
-/// What `posix_spawn` is told, which has to be given back.
+/// Owns the attributes and file actions for `posix_spawn`.
 class spawn_terms {
  public:
   spawn_terms() {
@@ -94,7 +95,7 @@ class spawn_terms {
   spawn_terms(const spawn_terms&) = delete;
   spawn_terms& operator=(const spawn_terms&) = delete;
 
-  /// Nothing of this process's signals and terminal. 0, or the errno of what failed.
+  /// Isolates the child from this process's signal settings and terminal. Returns 0 or an errno.
   int set(int log) {
     sigset_t none;
     sigset_t all;
@@ -108,7 +109,7 @@ class spawn_terms {
         ::posix_spawnattr_setpgroup(&attributes_, 0),
         ::posix_spawn_file_actions_adddup2(&files_, log, STDOUT_FILENO),
         ::posix_spawn_file_actions_adddup2(&files_, log, STDERR_FILENO),
-        // Last: in a process that has closed its standard input the log may have that number.
+        // Last: in a process that has closed its standard input, the log may have that number.
         ::posix_spawn_file_actions_addopen(&files_, STDIN_FILENO, "/dev/null", O_RDONLY, 0)};
     const auto* failed = std::ranges::find_if(steps, [](int number) { return number != 0; });
     return failed == steps.end() ? 0 : *failed;
@@ -132,8 +133,8 @@ unexpected bad_log(const std::string& path, errc code, const std::string& why) {
   return fail(code, "no supervisor can be begun: its log, " + path + ": " + why);
 }
 
-/// Opened here and not in the child, so that what is wrong with it can be said. Non-blocking: what stands
-/// there may be a pipe.
+/// Opened here rather than in the child, so that errors can be reported. Non-blocking, because the
+/// path may be a pipe.
 result<transport::owned_fd> open_first_log(const std::string& path) {
   constexpr const char* no_plain_file = "it is no plain file; move it away";
   transport::owned_fd fd{
@@ -191,7 +192,7 @@ result<std::string> troupe_command(const std::vector<std::string>& environment) 
 
 namespace {
 
-/// As system calls take them: they point into `all`.
+/// The null-terminated form for system calls. The pointers refer to `all`.
 std::vector<char*> raw_pointers(std::vector<std::string>& all) {
   std::vector<char*> raw;
   for (auto& one : all) raw.push_back(one.data());
@@ -244,8 +245,8 @@ bool begun_supervisor::has_ended() noexcept {
   int status = 0;
   const auto reaped = ::waitpid(child_, &status, WNOHANG);
   if (reaped == 0 || (reaped < 0 && errno == EINTR)) return false;
-  // ECHILD: whoever waits for every child of this process has had it before, or the kernel waits for all
-  // (SIGCHLD is ignored). How it ended is not known then.
+  // ECHILD: other code of this process has reaped the child, or the kernel has (SIGCHLD is
+  // ignored). The exit status is unknown then.
   if (reaped == child_) status_ = status;
   child_ = -1;
   ended_at_ = std::chrono::steady_clock::now();
@@ -264,7 +265,7 @@ std::optional<std::string> begun_supervisor::failure() {
 }
 
 void begun_supervisor::kill() noexcept {
-  // Nobody else has its number as long as it has not been waited for.
+  // The pid cannot be reused before the child is reaped.
   if (!has_ended()) ::kill(child_, SIGKILL);
 }
 
@@ -281,7 +282,7 @@ std::string end_of_log(const std::string& path, std::uint64_t from) {
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0 || !S_ISREG(about.st_mode)) return {};
   const auto length = static_cast<std::uint64_t>(about.st_size);
-  if (length < from) from = 0;  // it was rotated
+  if (length < from) from = 0;  // the log was rotated
   if (length - from > most_of_log) from = length - most_of_log;
   std::string text(static_cast<std::size_t>(length - from), '\0');
   const auto count = ::pread(fd.get(), text.data(), text.size(), static_cast<off_t>(from));

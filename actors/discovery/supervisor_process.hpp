@@ -14,36 +14,38 @@
 
 namespace troupe::actors {
 
-/// The environment of this process as it is now, "NAME=value" each. Not beside a thread that changes it.
+/// The current environment of this process, "NAME=value" each. No other thread may change it
+/// meanwhile.
 [[nodiscard]] std::vector<std::string> environment_of_this_process();
 
-/// The `troupe` command: $TROUPE_COMMAND, which has to be one where it is set; else the program that
-/// this process runs, if it is that; else the one beside the library or the program that this code is in,
-/// or in ../bin of it; else the first of $PATH. The variables are those of `environment`. `not_found`
-/// saying where it was looked for.
+/// The path of the `troupe` command: $TROUPE_COMMAND, which must be a command if set; else the
+/// program that this process runs, if it is `troupe`; else the one beside the library or program
+/// that contains this code, or in ../bin from there; else the first in $PATH. The variables are
+/// those of `environment`. `not_found` naming the places searched.
 [[nodiscard]] result<std::string> troupe_command(const std::vector<std::string>& environment);
 
-/// `troupe node FILE --name supervisor --detach`: a child of ours that ends as soon as the supervisor,
-/// which is nobody's child then, goes on by itself.
+/// `troupe node FILE --name supervisor --detach`: our child ends as soon as the supervisor, no
+/// longer a child of any process of ours, runs on its own.
 class begun_supervisor {
  public:
-  /// What it says before it has a log goes to the log's file, too. `invalid_config` naming that file: it is
-  /// no plain one, or cannot be written. `not_found`, `overloaded`: the command cannot be run.
+  /// Output of the supervisor before it opens its log goes to the log's file, too. `invalid_config`
+  /// naming that file: it is not a plain file or cannot be written. `not_found`, `overloaded`: the
+  /// command cannot be run.
   [[nodiscard]] static result<begun_supervisor> start(const std::string& command,
                                                       const std::vector<std::string>& environment,
                                                       const std::string& deployment_file,
                                                       const std::string& log);
-  /// Waits a moment for the end of our child, and ends it where that does not come: it is nobody's burden.
+  /// Waits a moment for our child to end, then kills and reaps it: no child is left behind.
   ~begun_supervisor();
   begun_supervisor(begun_supervisor&& other) noexcept;
   begun_supervisor& operator=(begun_supervisor&&) = delete;
 
-  /// How our child ended, in words, if not as it should ("exit code 2"). Empty: it did, or it runs, or
-  /// nobody can say: this process has another reap its children, or the kernel.
+  /// How our child failed, in words ("exit code 2"). Empty if it runs, ended well, or its status is
+  /// unknown because other code of this process, or the kernel, reaps the children.
   [[nodiscard]] std::optional<std::string> failure();
-  /// Since when our child is known to have ended, however it did. Empty: it runs.
+  /// When our child was found to have ended, well or not. Empty if it runs.
   [[nodiscard]] std::optional<std::chrono::steady_clock::time_point> ended();
-  /// It is not waited for any more, whatever it does.
+  /// Kills our child if it still runs.
   void kill() noexcept;
 
  private:
@@ -56,9 +58,10 @@ class begun_supervisor {
   std::chrono::steady_clock::time_point ended_at_{};
 };
 
-/// The end of what stands in a log behind its first `from` bytes, in one line; empty: nothing does.
+/// The end of a log in one line, without the log's first `from` bytes. Empty if nothing follows
+/// them.
 [[nodiscard]] std::string end_of_log(const std::string& path, std::uint64_t from);
-/// Its length now; 0: it is not there.
+/// The current length of a log; 0 if it does not exist.
 [[nodiscard]] std::uint64_t length_of_log(const std::string& path);
 
 }  // namespace troupe::actors

@@ -24,7 +24,7 @@ result<found_supervisor> supervisor_place::now(std::chrono::milliseconds patienc
     if (is_fresh && last_) return *last_;
     looked_ = time;
   }
-  // Not under the lock: others use what was found before meanwhile.
+  // Without the lock: other callers use the previous result meanwhile.
   auto found = how_(patience);
   const std::lock_guard lock{mutex_};
   why_not_.reset();
@@ -54,7 +54,7 @@ result<bool> supervisor_search::begin(std::shared_ptr<const begun_terms> terms,
         const auto found = find_or_begin_supervisor(*terms, begin_patience, given_up);
         while (!given_up.stop_requested() && !or_error("", [&] { told(found); }))
           std::this_thread::sleep_for(between_tellings);
-        looks_ = false;  // at the end: the next look waits for this thread
+        looks_ = false;  // last: assigning the next look's thread joins this one
       }};
     } catch (...) {
       looks_ = false;
@@ -71,7 +71,7 @@ void supervisor_search::stop() noexcept {
     stopped_ = true;
     last = std::move(thread_);
   }
-  // Its end waits for it, and asks it to end.
+  // The destructor of `last` requests the stop and joins.
 }
 
 }  // namespace troupe::actors

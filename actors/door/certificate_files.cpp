@@ -24,14 +24,14 @@ using transport::owned_fd;
 using transport::what_errno;
 
 constexpr unsigned max_days = 3650;
-/// Clocks of hosts differ.
+/// Certificates are valid from this much earlier, because clocks of hosts differ.
 constexpr std::chrono::minutes early{5};
 
 unexpected not_written(const std::string& path, int number) {
   return fail(errc::invalid_config, path + " cannot be written: " + what_errno(number));
 }
 
-/// A file that only its owner can read: all of it, or none.
+/// Writes a file that only its owner can read, completely or not at all.
 result<void> write_new(const std::string& path, std::string_view text) {
   const owned_fd fd{
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)};
@@ -42,8 +42,8 @@ result<void> write_new(const std::string& path, std::string_view text) {
   return not_written(path, why);
 }
 
-/// What an attempt has made, which goes with it unless it is kept: what is left of one that failed
-/// would stand in the way of the next.
+/// Removes the files and the folder that it made, unless `keep` is called: leftovers of a failed
+/// attempt would block the next one.
 class attempt {
  public:
   attempt() = default;
@@ -54,7 +54,7 @@ class attempt {
     if (!folder_.empty()) ::rmdir(folder_.c_str());
   }
 
-  /// One that is there already is no part of it.
+  /// A folder that already exists is not removed with the attempt.
   result<void> make_folder(const std::string& path) {
     if (::mkdir(path.c_str(), 0700) == 0) {
       folder_ = path;
@@ -83,7 +83,7 @@ result<void> sync_folder(const std::string& folder) {
   return {};
 }
 
-/// Nobody else may put files in the place of what is written there.
+/// Checks that nobody else can replace files in the folder.
 result<void> check_folder(const std::string& folder) {
   struct stat about {};
   if (::stat(folder.c_str(), &about) != 0) return not_written(folder, errno);
@@ -115,7 +115,8 @@ result<void> check_days(unsigned days) {
               "a certificate lasts 1 to 3650 days, found " + std::to_string(days));
 }
 
-/// Asked for a day at least, a certificate is over only where its authority is.
+/// Checks that the new certificate has not expired. It lasts at least a day, so it is expired only
+/// if its authority is.
 result<void> check_lasts(const certificate_pair& made, const std::string& ca,
                          const std::string& cluster) {
   const auto facts = facts_of(made.certificate);
@@ -203,10 +204,10 @@ result<certificate_files> renew_certificates(const std::string& folder, unsigned
   if (!made) return fail(errc::invalid_config, folder + ": " + made.error().message);
   if (auto lasts = check_lasts(*made, files.ca, facts->cluster); !lasts) return fail(lasts.error());
   attempt fresh;
-  // Both are on the disk before the first takes its place: the second follows within microseconds.
+  // Write both before renaming the first: the second rename follows within microseconds.
   for (const auto& [path, text] :
        {std::pair{&files.key, &made->key}, std::pair{&files.certificate, &made->certificate}}) {
-    ::unlink(file_beside(*path).c_str());  // of an attempt that was cut short
+    ::unlink(file_beside(*path).c_str());  // left by an interrupted attempt
     if (auto done = fresh.write(file_beside(*path), *text); !done) return fail(done.error());
   }
   fresh.keep();

@@ -87,7 +87,7 @@ struct request {
   std::initializer_list<extension_text> extensions;
 };
 
-/// Signed by `issuer`; without one by itself.
+/// Makes a certificate signed by `issuer`, or self-signed without one.
 result<certificate_pair> make(const request& wanted, X509* issuer, EVP_PKEY* issuer_key) {
   const private_key key{EVP_EC_gen("P-256")};
   const certificate made{::X509_new()};
@@ -123,7 +123,7 @@ result<certificate_pair> make_node_certificate(const certificate_pair& authority
     return fail(errc::invalid_config,
                 "the authority's certificate or key cannot be read (PEM, without a password)");
   }
-  // There may be several, while one authority takes the place of another.
+  // There may be several while one authority replaces another.
   const auto found = std::ranges::find_if(issuers, [&](const certificate& one) {
     return ::X509_check_private_key(one.get(), key.get()) == 1;
   });
@@ -132,7 +132,7 @@ result<certificate_pair> make_node_certificate(const certificate_pair& authority
     return fail(errc::invalid_config, "the authority's key does not belong to its certificate");
   auto* issuer = found->get();
   life.until = std::min(life.until, openssl::time_of(::X509_get0_notAfter(issuer)));
-  // A name in this list of OpenSSL's ends at a comma.
+  // In OpenSSL's list syntax a name ends at a comma.
   if (cluster.empty() || cluster.find_first_of(",;\n") != std::string::npos)
     return fail(errc::invalid_config, "`" + cluster + "` is no name of a cluster");
   const std::initializer_list<extension_text> extensions{

@@ -28,7 +28,7 @@ using clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds look_time{1};
 constexpr const char* no_listening = "cannot listen at the cluster port";
 
-/// One sentence a second; says how many were left out.
+/// Passes on one sentence a second, with the number of those left out.
 class door_notices {
  public:
   explicit door_notices(std::function<void(const std::string&)> to) : to_{std::move(to)} {}
@@ -46,7 +46,7 @@ class door_notices {
     to_(sentence);
   }
 
-  /// What is told only once is not left out.
+  /// For sentences told only once: never left out.
   void tell_surely(const std::string& sentence) const {
     if (to_) to_(sentence);
   }
@@ -57,7 +57,7 @@ class door_notices {
   std::uint64_t left_out_{0};
 };
 
-/// The public calls, and what the loop's thread owns.
+/// The public calls, and the state owned by the loop's thread.
 class door_here final : public door {
  public:
   door_here(door_options options, door_credential_watch credentials,
@@ -105,9 +105,9 @@ class door_here final : public door {
     const auto loopback = mode_ == door_security::mode::tls
                               ? loopback_notice(host, address_of_socket(fd->get()))
                               : std::string{};
-    // A call that waits in a queue has to be copyable.
+    // Shared, because a posted call must be copyable.
     auto shared = std::make_shared<owned_fd>(std::move(*fd));
-    // The caller waits for its outcome: an exception is one, too.
+    // The caller waits for the outcome, so an exception becomes an error, too.
     const auto open = [this, shared, bound, loopback, admitted = std::move(admitted)] {
       if (!loopback.empty() && told_loopback_.insert(loopback).second)
         notices_.tell_surely(loopback);
@@ -138,7 +138,7 @@ class door_here final : public door {
       guests_.close(port);
       return;
     }
-    // Shared: we may be gone before the other thread has left `set_value`.
+    // Shared: the caller may return before the other thread has left `set_value`.
     const auto closed = std::make_shared<std::promise<void>>();
     loop_->post([this, port, closed] {
       const auto done = or_error("closing the port", [&] { guests_.close(port); });
@@ -187,14 +187,14 @@ class door_here final : public door {
     return credentials_.current(clock::now(), tell_credentials_);
   }
 
-  /// Again and again: files that are replaced are taken over, and an end of theirs that is near is
-  /// told, where nobody connects as well.
+  /// Runs periodically, so that replaced files are read and a near expiry is reported even if
+  /// nobody connects.
   void look_at_credentials() {
     (void)loop_->call_at(clock::now() + look_time, [this] { look_at_credentials(); });
     (void)credentials();
   }
 
-  /// What the caller gets for a connection that proved itself.
+  /// Makes the socket that the caller gets for an admitted connection.
   result<door_socket> hand_out(door_guest who) {
     if (!who.tls) return who.fd.release();
     int ends[2]{-1, -1};
@@ -218,10 +218,11 @@ class door_here final : public door {
   /// On the loop's thread, after its last turn.
   void wind_up() {
     guests_.close();
-    // What was asked for has an end, too; also what callers ask for when they are told of it.
+    // End every dial, including those that callbacks begin when their dial is aborted.
     for (int round = 0; round < 2; ++round) {
       loop_->run_posted();
-      // Taken out first: one that could not tell its end, for want of memory, is not asked for ever.
+      // Extracted first: a dial that fails to report its end, out of memory, must not loop for
+      // ever.
       while (!dials_.empty()) dials_.extract(dials_.begin()).value()->abort();
     }
     guests_.close();

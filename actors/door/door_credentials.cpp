@@ -18,12 +18,13 @@ namespace {
 constexpr std::size_t least_secret = 32;
 constexpr std::size_t max_secrets = 4;
 constexpr std::chrono::seconds look_every{1};
-/// Before a person is told of files that do not fit.
+/// How long files that do not fit together go unreported.
 constexpr std::chrono::seconds silent_time{2};
 constexpr std::chrono::hours warning_time{7 * 24};
-/// From the first to the last of several files that take the place of others.
+/// The usual time between the first and the last of several files being replaced.
 constexpr std::chrono::milliseconds replacing_time{20};
-/// The same where `troupe certs renew` has been stopped between the two, by a busy machine say.
+/// The same if `troupe certs renew` is held up between the two renames, on a busy machine for
+/// example.
 constexpr std::chrono::seconds longest_replacing{2};
 
 std::string_view trimmed(std::string_view text) {
@@ -59,13 +60,13 @@ result<std::vector<door_key>> load_keys(const std::string& path) {
   return keys;
 }
 
-/// The new key is in its place, perhaps, and the certificate not yet.
+/// Whether a renewal is in progress: the new key may be in place, the certificate is not yet.
 bool is_being_renewed(const door_security& security) {
   return security.how == door_security::mode::tls &&
          ::access(file_beside(security.certificate).c_str(), F_OK) == 0;
 }
 
-/// `when`: " expires in 3 hours"
+/// `when` is like " expires in 3 hours".
 std::string what_ends(door_tls_context::part whose, const door_security& security,
                       const std::string& when) {
   switch (whose) {
@@ -114,7 +115,7 @@ result<door_credential_watch> door_credential_watch::open(door_security security
       made.in_force_ = std::move(*loaded);
       return made;
     }
-    // Unless they are being replaced at this moment.
+    // The files may be in the middle of being replaced: fail only if they stay as they are.
     const bool renewed = is_being_renewed(made.security_) && clock::now() < until;
     std::this_thread::sleep_for(replacing_time);
     if (made.look() == made.seen_ && !renewed) return fail(loaded.error());
@@ -131,7 +132,7 @@ const std::shared_ptr<const door_credentials>& door_credential_watch::current(
 }
 
 void door_credential_watch::read_again(clock::time_point now, const listeners& tell) {
-  const auto before_reading = look();  // what is written meanwhile is seen by the next look
+  const auto before_reading = look();  // the next check sees files written during this one
   const bool changed = before_reading != seen_;
   if (!changed && !misfit_) return;
   seen_ = before_reading;

@@ -15,8 +15,8 @@
 
 namespace troupe::actors {
 
-/// What a door proves itself with, as it was read at one time. Connections keep the one that they
-/// began with.
+/// The credentials of a door, as read at one time. A connection keeps the credentials that it began
+/// with.
 struct door_credentials {
   door_security::mode mode{door_security::mode::open};
   std::vector<door_key> keys;                   ///< the first is ours, each is accepted
@@ -25,10 +25,10 @@ struct door_credentials {
 
 /// Reads the files that the mode needs. `invalid_config`, naming the file.
 ///
-/// The file of the secret holds one secret a line, without the blanks around it: at least 32
-/// characters each, four lines at most. A node shows the first and accepts each of them. To change
+/// The secret file holds one secret a line (surrounding blanks are ignored): at least 32 characters
+/// each, four lines at most. A node proves itself with the first and accepts any of them. To change
 /// the secret while nodes run: append the new one on every node, then move it to the first line on
-/// every node, then take the old one out.
+/// every node, then remove the old one.
 [[nodiscard]] result<std::shared_ptr<const door_credentials>> load_door_credentials(
     const door_security& security);
 
@@ -37,21 +37,21 @@ class door_credential_watch {
  public:
   using clock = std::chrono::steady_clock;
   struct listeners : door_options::credential_calls {
-    /// The time of our certificate, or of an authority that it needs, will be over within a week: once
-    /// a day.
+    /// Called once a day when our certificate, or an authority that it needs, expires within a
+    /// week.
     std::function<void(const std::string& sentence)> ends;
   };
 
   [[nodiscard]] static result<door_credential_watch> open(door_security security);
 
-  /// Looks at the files, at most once a second. What cannot be read or does not fit leaves what was
-  /// there in force and is tried again at each look, in silence for two seconds: files are replaced
-  /// one after the other, and what does not fit yet may do so a moment later.
+  /// Checks the files, at most once a second. If they cannot be read or do not fit together, the
+  /// old credentials stay in force and each check tries again. A misfit is reported only after two
+  /// seconds: files are replaced one after the other, and may fit together a moment later.
   [[nodiscard]] const std::shared_ptr<const door_credentials>& current(clock::time_point now,
                                                                        const listeners& tell);
 
  private:
-  /// What tells one state of a file from another.
+  /// Tells whether a file has changed.
   struct stamp {
     std::uint64_t device{0}, inode{0}, size{0};
     std::int64_t modified_s{0}, modified_ns{0}, changed_s{0}, changed_ns{0};
@@ -68,9 +68,9 @@ class door_credential_watch {
   door_security security_;
   std::shared_ptr<const door_credentials> in_force_;
   stamps seen_{};
-  std::optional<clock::time_point> misfit_;  ///< since when what is seen does not fit
-  bool told_{false};                         ///< of that
-  clock::time_point next_warning_{};         ///< of the end of our certificate or its authority
+  std::optional<clock::time_point> misfit_;  ///< since when the files do not fit together
+  bool told_{false};                         ///< the misfit was reported
+  clock::time_point next_warning_{};         ///< of the expiry of our certificate or its authority
   clock::time_point next_look_{};
 };
 

@@ -31,7 +31,7 @@ void door_dial::begin(door_resolver& resolver, outcome then) {
                       "the name was not looked up in time; the name servers are "
                       "slow or silent: mend them, or write an address"));
   });
-  // A dial that has ended by then must not be kept alive by a resolver that does not answer.
+  // Weak: a resolver that does not answer must not keep an ended dial alive.
   auto asked = resolver.look_up(
       host_, port_, until_,
       [&loop = loop_, weak = weak_from_this()](result<std::vector<socket_address>> found) {
@@ -60,7 +60,7 @@ void door_dial::on_addresses(result<std::vector<socket_address>> found) {
   addresses_ = std::move(*found);
   last_ = {errc::peer_unreachable, "the host has no address"};
   if (credentials_->mode != door_security::mode::tls) {
-    // Whatever answers on another machine, or between here and there, would be believed.
+    // Without tls, any server on another machine, or on the way there, would be trusted.
     const auto others =
         std::erase_if(addresses_, [](const auto& address) { return !is_loopback(address); });
     if (others != 0) {
@@ -85,7 +85,7 @@ void door_dial::try_next() {
     fd_ = std::move(*fd);
     watch_ = loop_.watch(fd_.get(), EPOLLOUT, [self](std::uint32_t) { self->on_connected(); });
     const auto now = clock::now();
-    // An address that swallows what is sent to it must not take the time of those after it.
+    // An address that never answers must not use up the time for the addresses after it.
     timer_ = loop_.call_at(now + (until_ - now) / left, [self] {
       self->timer_ = 0;
       self->refused({errc::deadline,
@@ -139,7 +139,7 @@ void door_dial::finish(result<door_guest> how) {
   if (!how) {
     try {
       how = fail(how.error().code, socket_text(host_, port_) + ": " + how.error().message);
-    } catch (const std::bad_alloc&) {  // told as it is
+    } catch (const std::bad_alloc&) {  // report the error without host and port
     }
   }
   then(std::move(how));

@@ -10,7 +10,7 @@
 
 namespace troupe::actors {
 
-/// One connection that we open: looks the host up, tries its addresses in turn, greets. Lives on the
+/// Opens one connection: looks the host up, tries its addresses in turn, greets. Lives on the
 /// loop's thread.
 class door_dial : public std::enable_shared_from_this<door_dial> {
  public:
@@ -23,16 +23,16 @@ class door_dial : public std::enable_shared_from_this<door_dial> {
   door_dial& operator=(const door_dial&) = delete;
   ~door_dial() = default;
 
-  /// `then` is called once, perhaps before this returns, with a sentence that names host and port.
+  /// `then` is called once, possibly before this returns. Its error names host and port.
   void begin(door_resolver& resolver, outcome then);
   /// Ends as `aborted`.
   void abort();
-  /// Ends as `why` says, unless it has ended.
+  /// Ends with error `why`, unless it has ended.
   void give_up(troupe::error why);
 
  private:
   void on_addresses(result<std::vector<socket_address>> found);
-  /// The next address; with none left it has ended as the last one did.
+  /// Tries the next address. With none left, ends with the last address's error.
   void try_next();
   void on_connected();
   void refused(troupe::error why);

@@ -47,7 +47,7 @@ struct party {
 
 std::size_t choose_who_goes(std::span<const door_seat> seats, const door_offenders& offenders,
                             door_offenders::time_point now) {
-  // The bytes of addresses and of networks of IPv6 differ in length: no key means both.
+  // IPv6 addresses and networks have keys of different length, so they never collide.
   std::unordered_map<std::string_view, party> parties;
   std::vector<const party*> party_of;
   party_of.reserve(seats.size());

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Which stranger at a full door goes, and which hosts have sent useless ones lately. No socket and no
-/// clock: addresses are bytes (`door_sockets.hpp`), time is passed in.
+/// Chooses which stranger a full door drops, and remembers the networks whose strangers failed
+/// lately. No socket and no clock: addresses are bytes (`door_sockets.hpp`), time is passed in.
 
 #include <chrono>
 #include <cstddef>
@@ -17,21 +17,21 @@ namespace troupe::actors {
 /// How far a stranger has come.
 enum class door_stage : std::uint8_t {
   silent,      ///< has sent nothing
-  speaking,    ///< has sent a part of its HELLO
+  speaking,    ///< has sent part of its HELLO
   challenged,  ///< its HELLO was answered, its proof is awaited
   proven,      ///< has the key; in mode tls its certificate is awaited
-  refused,     ///< was told why, and has not hung up yet
+  refused,     ///< the refusal was sent, and it has not hung up yet
 };
 inline constexpr std::size_t door_stages = 5;
 
-/// The networks whose strangers failed to prove themselves, each with points: one per failure, less one
-/// per second. Bounded; the network that has not failed for longest is forgotten first.
+/// The networks whose strangers failed to prove themselves, each with points: one per failure, less
+/// one per second. Bounded; the network whose last failure is longest ago is forgotten first.
 class door_offenders {
  public:
   using time_point = std::chrono::steady_clock::time_point;
   static constexpr std::size_t capacity = 1024;
-  static constexpr double least_points = 8;  ///< fewer: anybody may fail now and then
-  static constexpr double most_points = 30;  ///< so that a network is forgiven within 30 seconds
+  static constexpr double least_points = 8;  ///< of an offender; occasional failures are normal
+  static constexpr double most_points = 30;  ///< so a network is forgiven within 30 seconds
 
   door_offenders() = default;
   door_offenders(const door_offenders&) = delete;
@@ -51,23 +51,23 @@ class door_offenders {
   [[nodiscard]] static double points_at(const record& of, time_point now);
 
   std::map<std::string, record, std::less<>> records_;
-  std::list<std::string_view> by_last_failure_;  ///< the longest ago first; views of the keys
+  std::list<std::string_view> by_last_failure_;  ///< longest ago first; views of the keys
 };
 
-/// A stranger, as far as the choice goes.
+/// The facts about a stranger that the choice uses.
 struct door_seat {
   std::string_view address, network;
   door_stage stage{door_stage::silent};
-  door_offenders::time_point since;  ///< when it came to that stage
+  door_offenders::time_point since;  ///< when it came to `stage`
 };
 
-/// The index of the stranger that goes; `seats` is not empty. It is
-/// - of the party with most strangers. A party is one address; a network of IPv6 is one party only
-///   where it offends. A stranger of an offender counts as `offender_weight`;
-/// - of that party a refused one if there is any, else one of the stage that most are in: neither those
-///   that stay silent nor those that say HELLO and no more displace others than their own kind;
-/// - of those the one that came to its stage first. An end that answers sooner than `seats.size()`
-///   others come is never chosen for a flood of its own address.
+/// The index of the stranger to drop; `seats` is not empty. It is chosen
+/// - from the party with most strangers. A party is one address; an IPv6 network counts as one
+///   party only if it is an offender. A stranger of an offender counts as `offender_weight`;
+/// - within the party, from the refused strangers if there are any, otherwise from the most common
+///   stage: strangers that stay silent, or send HELLO and no more, displace only their own kind;
+/// - among these, as the one that came to its stage first. A peer that answers before
+///   `seats.size()` others arrive is never chosen because of a flood from its own address.
 [[nodiscard]] std::size_t choose_who_goes(std::span<const door_seat> seats,
                                           const door_offenders& offenders,
                                           door_offenders::time_point now);

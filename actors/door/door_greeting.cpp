@@ -15,8 +15,8 @@ namespace troupe::actors {
 
 namespace {
 
-/// Who was told why it is refused has so long to read it and hang up. A socket that is closed while
-/// bytes of the peer's wait unread takes what it has sent along.
+/// How long a refused peer has to read the refusal and hang up. Closing a socket with unread bytes
+/// in it would discard the refusal.
 constexpr std::chrono::milliseconds parting_time{250};
 constexpr std::size_t parting_bytes = 4096;
 
@@ -56,7 +56,7 @@ void door_greeting::begin(door_loop::clock::time_point until, outcome then) {
     self->timer_ = 0;
     self->on_time();
   });
-  on_ready();  // most have spoken already when they are accepted
+  on_ready();  // most peers have already sent bytes when they are accepted
 }
 
 void door_greeting::give_up() {
@@ -72,7 +72,7 @@ void door_greeting::catch_up() {
 }
 
 void door_greeting::on_ready() {
-  const auto self = shared_from_this();  // `then_` may let go of us
+  const auto self = shared_from_this();  // `then_` may drop the last reference
   if (parting_) {
     discard_some();
     return;

@@ -16,10 +16,11 @@ namespace troupe::actors {
 
 namespace {
 
-/// Then the others have their turn: few, so that those who have answered are heard before too many come
-/// after them.
+/// Accepts per turn of the loop. Few, so that strangers that have answered are served before too
+/// many others arrive.
 constexpr int accepts_per_turn = 16;
-/// Without descriptors, connections that wait would wake us again and again.
+/// How long a listener pauses without descriptors: pending connections would wake the loop again
+/// and again.
 constexpr std::chrono::milliseconds pause_time{50};
 
 /// Whether the peer is to blame, rather than this process.
@@ -77,7 +78,7 @@ void door_guests::close() {
 
 void door_guests::accept_some(std::uint16_t port) {
   for (int i = 0; i < accepts_per_turn; ++i) {
-    const auto at = listeners_.find(port);  // what was admitted may have closed it
+    const auto at = listeners_.find(port);  // the `admitted` callback may have closed it
     if (at == listeners_.end()) return;
     owned_fd fd{::accept4(at->second.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
     if (fd) {
@@ -163,7 +164,7 @@ void door_guests::drop_one(bool has_key, const char* why) {
     const auto greeting = who->greeting;
     const auto stage = greeting->stage();
     greeting->catch_up();
-    if (greeting->ended() || greeting->has_key() != has_key) return;  // that made room
+    if (greeting->ended() || greeting->has_key() != has_key) return;  // catching up made room
     if (greeting->stage() != stage) continue;
     greeting->give_up();
     offenders_.add(who->network, door_loop::clock::now());

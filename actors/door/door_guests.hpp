@@ -20,10 +20,10 @@ class door_guests {
     std::uint32_t max_strangers;
   };
   struct reports {
-    std::function<std::shared_ptr<const door_credentials>()> credentials;  ///< those in force
+    std::function<std::shared_ptr<const door_credentials>()> credentials;  ///< the ones in force
     std::function<void(const std::string& sentence)> notice;
     std::function<void()> admitted, refused;
-    std::function<void(std::uint32_t)> strangers;  ///< how many there are now
+    std::function<void(std::uint32_t)> strangers;  ///< their current number
   };
   using admit_call = std::function<void(door_guest)>;
 
@@ -32,11 +32,12 @@ class door_guests {
   door_guests& operator=(const door_guests&) = delete;
   ~door_guests() = default;
 
-  /// `fd` listens, at `port`. `already_exists`: so does another one of ours. `overloaded`.
+  /// Adds a listener: `fd` listens on `port`. `already_exists`: another listener has that port;
+  /// `overloaded`.
   [[nodiscard]] result<void> open(owned_fd fd, std::uint16_t port, admit_call admitted);
-  /// The listener at a port and its strangers.
+  /// Closes the listener at a port and drops its strangers.
   void close(std::uint16_t port);
-  /// All of them.
+  /// Closes all listeners.
   void close();
 
  private:
@@ -45,7 +46,7 @@ class door_guests {
     std::string from, address, network;
     std::shared_ptr<door_greeting> greeting;
   };
-  using strangers = std::list<stranger>;  ///< the oldest first
+  using strangers = std::list<stranger>;  ///< oldest first
   struct listener {
     owned_fd fd;
     std::shared_ptr<const admit_call> admitted;
@@ -58,8 +59,8 @@ class door_guests {
   void let_in(std::uint16_t port, owned_fd fd);
   void on_end(strangers::iterator who, const admit_call& admitted, result<door_guest> how);
   [[nodiscard]] std::uint32_t how_many(bool have_key) const;
-  /// One of those that have the key, or of those that have not (`choose_who_goes`); none whose answer
-  /// has arrived. May end others, which may close listeners.
+  /// Drops one stranger, of those with the key or of those without it (`choose_who_goes`), but none
+  /// whose answer has arrived. May end others, which may close listeners.
   void drop_one(bool has_key, const char* why);
   [[nodiscard]] strangers::iterator choose(bool has_key);
   void count();
@@ -67,7 +68,7 @@ class door_guests {
   door_loop& loop_;
   const rules limits_;
   const reports tell_;
-  owned_fd spare_;  ///< given up to take and drop a connection when descriptors run out
+  owned_fd spare_;  ///< released to accept and drop a connection when descriptors run out
   std::unordered_map<std::uint16_t, listener> listeners_;
   strangers strangers_;
   door_offenders offenders_;

@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::array<unsigned char, 8> magic{0x89, 'T', 'R', 'O', 'U', 'P', 'E', '\n'};
 constexpr std::size_t version_at = 8, mode_at = 10, code_at = 11, port_at = 12, zeros_at = 14;
-/// The code and the zeros before a proof.
+/// Size of the code and the zeros before a proof.
 constexpr std::size_t verdict_head = 8;
 
-/// Of the same length, so that role and messages cannot run into each other.
+/// Labels of equal length: the boundary between role and messages is unambiguous.
 constexpr std::string_view client_label = "troupe door client v01";
 constexpr std::string_view server_label = "troupe door server v01";
 static_assert(client_label.size() == server_label.size());
@@ -31,7 +31,7 @@ door_key hmac(std::span<const std::byte> key, std::span<const std::byte> text) {
   const auto* made = ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
                             reinterpret_cast<const unsigned char*>(text.data()), text.size(),
                             reinterpret_cast<unsigned char*>(out.data()), &size);
-  // Without memory, say: a proof that nobody can show, not one of zeros.
+  // On failure (out of memory, for example): an unpredictable proof, not one of zeros.
   if (made == nullptr || size != out.size()) transport::random_bytes(out);
   return out;
 }
@@ -114,7 +114,7 @@ door_handshake::door_handshake(role who, door_security::mode mode, std::vector<d
 
 std::size_t door_handshake::wants() const noexcept {
   if (state_ != state::under_way) return 0;
-  // A refusal is shorter than what it stands in place of, and ends with its code.
+  // A refusal is shorter than the message that it replaces, and ends with its code.
   if (!greeted_) return (got_ < head_size ? head_size : hello_size) - got_;
   return (got_ < verdict_head ? verdict_head : proof_size) - got_;
 }
@@ -158,7 +158,7 @@ bool door_handshake::first_bytes_fit() const noexcept {
 }
 
 bool door_handshake::rest_of_head_fits() const noexcept {
-  // A server has no port to say.
+  // Only a client sends a port.
   const auto from = role_ == role::server ? zeros_at : port_at;
   return all_zero(std::span{theirs_}.subspan(from, head_size - from));
 }
@@ -271,7 +271,7 @@ void door_handshake::refuse(door_refusal code, troupe::error why) {
 
 void door_handshake::say(std::span<const std::byte> bytes) {
   const auto room = std::span{out_}.subspan(out_size_);
-  const auto size = std::min(bytes.size(), room.size());  // a hello and a proof at once at most
+  const auto size = std::min(bytes.size(), room.size());  // there is room for a hello and a proof
   std::memcpy(room.data(), bytes.data(), size);
   out_size_ += size;
 }

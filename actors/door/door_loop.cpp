@@ -38,7 +38,7 @@ void door_loop::guarded(const Call& what) const noexcept {
     } catch (const std::exception& thrown) {
       if (tell_) tell_(thrown.what());
     }
-  } catch (...) {  // nor has it words, or who is told of it has none
+  } catch (...) {  // not a std::exception, or `tell_` threw
   }
 }
 
@@ -63,8 +63,8 @@ void door_loop::run() {
         continue;
       }
       const auto at = watched_.find(event.data.u64);
-      if (at == watched_.end()) continue;  // forgotten by an earlier one of these events
-      const auto keep = at->second;        // it may forget itself
+      if (at == watched_.end()) continue;  // an earlier event of this batch forgot it
+      const auto keep = at->second;        // the call may forget its own watch
       guarded([&] { keep->what(event.events); });
     }
     run_due();
@@ -87,7 +87,7 @@ void door_loop::post(call what) {
     first = posted_.empty();
     posted_.push_back(std::move(what));
   }
-  if (first) wake();  // else it is awake, or was woken
+  if (first) wake();  // otherwise the loop is awake or was woken already
 }
 
 void door_loop::wake() const noexcept {
@@ -155,7 +155,7 @@ int door_loop::wait_ms() const {
   if (timers_.empty()) return -1;
   const auto left = timers_.begin()->first.first - clock::now();
   if (left <= clock::duration::zero()) return 0;
-  // Rounded up: a call that came early would only wait again.
+  // Rounded up: waking early would only mean waiting again.
   const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
   return static_cast<int>(std::min<std::int64_t>(ms, 60'000));
 }

@@ -19,8 +19,8 @@ namespace troupe::actors {
 
 using transport::owned_fd;
 
-/// The one thread of a door: descriptors, times, and calls from elsewhere. Everything that is not
-/// said to be thread-safe is for its own thread. What it calls must not block.
+/// The event loop of a door's one thread: descriptors, timers, and calls posted by other threads.
+/// Only functions marked thread-safe may be called from other threads. Callbacks must not block.
 class door_loop {
  public:
   using clock = std::chrono::steady_clock;
@@ -33,23 +33,24 @@ class door_loop {
   door_loop& operator=(const door_loop&) = delete;
   ~door_loop() = default;
 
-  /// Told of exceptions that escaped a call, on the loop's thread; set before `run`. The call that
-  /// threw is over, the loop goes on.
+  /// Called with exceptions that escape a call, on the loop's thread; set before `run`. The loop
+  /// continues after such a call.
   void on_exception(std::function<void(const std::string& what)> tell) { tell_ = std::move(tell); }
-  /// Until `stop`. All signals are for the other threads of the process.
+  /// Runs until `stop`. Handles no signals: they are left to the other threads of the process.
   void run();
-  /// Thread-safe. Needs no memory: destructors call it.
+  /// Thread-safe. Allocates nothing: destructors call it.
   void stop() noexcept;
   /// Thread-safe. Calls run in the order of the posts, on the loop's thread.
   void post(call what);
-  /// Runs what was posted so far.
+  /// Runs the calls posted so far.
   void run_posted();
   [[nodiscard]] bool on_its_thread() const noexcept;
 
-  /// Calls with EPOLLIN and so on while they hold (level-triggered), EPOLLERR and EPOLLHUP always.
+  /// Calls `what` while one of `events` (EPOLLIN, ...) holds (level-triggered); EPOLLERR and
+  /// EPOLLHUP are always reported. Returns 0 on failure.
   [[nodiscard]] id watch(int fd, std::uint32_t events, events_call what);
   void change(id watched, std::uint32_t events);
-  /// Before the descriptor is closed. Nothing happens with 0.
+  /// Must be called before the descriptor is closed. Does nothing for 0.
   void forget(id& watched);
 
   /// Calls once, not before `when`.
@@ -77,7 +78,7 @@ class door_loop {
   std::map<std::pair<clock::time_point, id>, call> timers_;
   std::unordered_map<id, clock::time_point> timer_times_;
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<call> posted_;
   bool stopped_{false};
   std::thread::id thread_;

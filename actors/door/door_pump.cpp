@@ -11,10 +11,10 @@ namespace troupe::actors {
 namespace {
 
 constexpr std::size_t capacity = 64u << 10;
-/// Then the other connections have their turn.
+/// Bytes moved before the other connections have their turn.
 constexpr std::size_t bytes_per_turn = 1u << 20;
 constexpr std::chrono::milliseconds linger_time{5000};
-/// For who reads, to take what had come before a reset.
+/// How long the reader has to take the bytes that arrived before a reset.
 constexpr std::chrono::milliseconds reset_time{250};
 
 bool not_now(int number) {
@@ -70,7 +70,7 @@ void door_pump::on_net(std::uint32_t events) {
   const auto self = shared_from_this();
   turn();
   if (!ended_ || (events & (EPOLLERR | EPOLLHUP)) == 0) return;
-  // It would be said again and again.
+  // These events would be reported again and again.
   loop_.forget(net_watch_);
   net_gone_ = true;
   if ((events & EPOLLERR) != 0) give_it(reset_time);
@@ -88,13 +88,13 @@ void door_pump::turn() {
   posted_ = false;
   std::size_t moved = 0;
   while (ended_ && moved < bytes_per_turn) {
-    // Each is asked for, whatever the others moved.
+    // All four run, whatever the others moved.
     const auto now = read_net() + write_plain() + read_plain() + write_net();
     if (now == 0) break;
     moved += now;
   }
   if (!ended_) return;
-  // Nothing would wake us for more of it.
+  // The net is no longer watched, so nothing would wake us for more of its bytes.
   if (net_gone_ && moved < bytes_per_turn && !in_.room().empty()) net_ended_ = net_broken_ = true;
   carry_ends();
   if (moved > 0 && end_said_net_ && !plain_gone_ && !net_gone_) give_it(linger_time);
@@ -140,7 +140,7 @@ std::size_t door_pump::write_plain() {
 }
 
 std::size_t door_pump::read_plain() {
-  // The whole stretch at a time: few large records.
+  // Read only into an empty buffer: few large TLS records.
   if (plain_ended_ || net_broken_ || !out_.filled().empty()) return 0;
   const auto room = out_.room();
   const auto n = ::recv(plain_.get(), room.data(), room.size(), MSG_DONTWAIT);
@@ -180,7 +180,7 @@ void door_pump::carry_ends() {
       case door_tls_session::step::ended:
       case door_tls_session::step::wants_read:
         end_said_net_ = true;
-        // Closed with bytes unread, it would take back what it has sent.
+        // Only shut down: closing the socket with unread bytes would discard sent bytes.
         ::shutdown(net_.get(), SHUT_WR);
         if (linger_ == 0) give_it(linger_time);
         break;
@@ -189,7 +189,7 @@ void door_pump::carry_ends() {
 }
 
 void door_pump::plain_is_gone() {
-  // What it sent before is still there to be read, without being woken for it again and again.
+  // Stop watching, or its events would wake us again and again. Its bytes are still to be read.
   loop_.forget(plain_watch_);
   if (plain_gone_) return;
   plain_gone_ = true;
@@ -216,11 +216,11 @@ void door_pump::ask_for_events() {
   if (!net_ended_ && !in_.room().empty()) net |= EPOLLIN;
   if (read_wants_write_ || write_wants_write_) net |= EPOLLOUT;
   std::uint32_t plain = 0;
-  // Nobody takes what it says where the other side is broken.
+  // Do not read the plain side if the net is broken: nothing takes its bytes.
   if (!plain_ended_ && !net_broken_ && out_.filled().empty()) plain |= EPOLLIN;
   if (!in_.filled().empty()) plain |= EPOLLOUT;
   loop_.change(plain_watch_, plain);
-  // A broken one would be reported for as long as the rest of what it said is not taken.
+  // A broken net would be reported until the rest of its bytes is taken.
   if (net_broken_) {
     loop_.forget(net_watch_);
   } else {

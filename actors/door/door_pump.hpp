@@ -13,15 +13,16 @@
 
 namespace troupe::actors {
 
-/// Carries bytes between an encrypted connection and a socket of this host whose other end has the
-/// plain ones. Holds at most 64 KiB each way: where one side does not take, the other is not read.
-/// Lives on the loop's thread.
+/// Carries bytes between an encrypted connection ("net") and a local socket that carries the plain
+/// bytes ("plain"). Buffers at most 64 KiB each way: while one side takes nothing, the other is not
+/// read. Lives on the loop's thread.
 ///
-/// Ends: what one side has said is carried over before its end is. "Nothing more comes" (a half-close)
-/// goes over as that, the other way goes on, until nothing has come for five seconds. A connection that
-/// breaks closes the plain side as soon as what had come is taken; one that was reset, a quarter of a
-/// second later at most. When nobody has the plain end any more, what it sent still goes out, and what
-/// comes is dropped until the peer has heard all and hung up, for five seconds at most.
+/// The end of one side is passed on after all of its bytes. A half-close is passed on as a
+/// half-close; the other direction continues until nothing has arrived for five seconds. When the
+/// connection breaks, the plain side is closed once the bytes received before are taken; after a
+/// reset, within a quarter of a second at most. When the plain socket's other end is closed, its
+/// bytes still go out, and incoming bytes are dropped until the peer has received everything and
+/// hung up, for five seconds at most.
 class door_pump : public std::enable_shared_from_this<door_pump> {
  public:
   door_pump(door_loop& loop, owned_fd net, std::unique_ptr<door_tls_session> tls, owned_fd plain);
@@ -29,13 +30,13 @@ class door_pump : public std::enable_shared_from_this<door_pump> {
   door_pump& operator=(const door_pump&) = delete;
   ~door_pump() = default;
 
-  /// `ended` is called once, after both sockets were closed, perhaps before this returns.
+  /// `ended` is called once, after both sockets were closed, possibly before this returns.
   void begin(std::function<void()> ended);
-  /// Closes both; `ended` is not called any more.
+  /// Closes both sockets; `ended` is not called any more.
   void stop();
 
  private:
-  /// Bytes on their way: filled at the back, emptied at the front.
+  /// A buffer, filled at the back and emptied at the front.
   class stretch {
    public:
     stretch();
@@ -70,14 +71,14 @@ class door_pump : public std::enable_shared_from_this<door_pump> {
   std::function<void()> ended_;
   door_loop::id net_watch_{0}, plain_watch_{0}, linger_{0};
   stretch in_, out_;
-  bool net_ended_{false};     ///< nothing more comes from it
+  bool net_ended_{false};     ///< nothing more arrives from the net
   bool net_broken_{false};    ///< and nothing can be sent to it
-  bool net_gone_{false};      ///< the kernel says no more of it; what it has is still to be read
-  bool plain_ended_{false};   ///< nothing more comes from it
+  bool net_gone_{false};      ///< no longer watched; its remaining bytes are still to be read
+  bool plain_ended_{false};   ///< nothing more arrives from the plain side
   bool plain_gone_{false};    ///< and nobody reads it
-  bool end_said_net_{false};  ///< the ends that were carried over
+  bool end_said_net_{false};  ///< the end of one side was passed on to the other
   bool end_said_plain_{false};
-  bool read_wants_write_{false}, write_wants_write_{false};  ///< of the net
+  bool read_wants_write_{false}, write_wants_write_{false};  ///< TLS needs a writable net
   bool posted_{false};
 };
 

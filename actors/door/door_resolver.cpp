@@ -43,7 +43,7 @@ result<std::vector<socket_address>> ask(const std::string& host, std::uint16_t p
   return all;
 }
 
-/// What the calling thread asks of name servers: two tries of a second, instead of two of five.
+/// Limits the calling thread's DNS queries to two tries of one second, instead of two of five.
 void be_brief() {
   if (::res_init() != 0) return;
   _res.retrans = 1;
@@ -85,7 +85,7 @@ result<void> door_resolver::look_up(std::string host, std::uint16_t port,
                                       "or mend the name servers");
   }
   if (all_->idle <= all_->waiting.size() && all_->threads < max_threads) {
-    // Detached: the system's resolver may hold it for minutes, and cannot be interrupted.
+    // Detached: the system's resolver may block the thread for minutes, and cannot be interrupted.
     auto thread = start_quiet_thread("troupe-resolver", [all = all_] { serve(all); });
     if (thread) {
       thread->detach();

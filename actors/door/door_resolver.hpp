@@ -17,16 +17,17 @@ namespace troupe::actors {
 
 using transport::tcp::socket_address;
 
-/// All addresses of host:port. A number (10.0.0.2, ::1) needs no resolver and never blocks.
+/// All addresses of host:port, for a numeric host (10.0.0.2, ::1). Needs no resolver and never
+/// blocks.
 [[nodiscard]] result<std::vector<socket_address>> addresses_of_number(const std::string& host,
                                                                       std::uint16_t port);
-/// Asks the system's resolver, and waits as long as that takes. An empty host stands for all
-/// interfaces. `peer_unreachable`.
+/// Asks the system's resolver, and waits as long as it takes. An empty host means all interfaces.
+/// `peer_unreachable`.
 [[nodiscard]] result<std::vector<socket_address>> addresses_of(const std::string& host,
                                                                std::uint16_t port);
 
-/// Looks names up on threads of its own, so that a resolver that does not answer holds up nobody but
-/// who waits for it: up to four lookups at a time, started when they are needed.
+/// Looks names up on its own threads, so that a silent resolver holds up only the callers that wait
+/// for it. Up to four threads, started on demand, one lookup each.
 class door_resolver {
  public:
   using answer = std::function<void(result<std::vector<socket_address>>)>;
@@ -37,13 +38,13 @@ class door_resolver {
   explicit door_resolver(lookup how = addresses_of);
   door_resolver(const door_resolver&) = delete;
   door_resolver& operator=(const door_resolver&) = delete;
-  /// No answer is given any more when this returns. Waits for no lookup: one that runs ends on its
-  /// own, holding nothing but what it shares with the other threads.
+  /// No answer is given after this returns. Waits for no lookup: a running one ends on its own and
+  /// holds only the state shared with the other threads.
   ~door_resolver();
 
-  /// `then` is called on one of the resolver's threads, unless `until` is past before the lookup
-  /// begins: then it is dropped. `then` must not block. Thread-safe. `overloaded` when 256 wait
-  /// already, or no thread can be had.
+  /// `then` is called on one of the resolver's threads, but is dropped if `until` passes before the
+  /// lookup begins. `then` must not block. Thread-safe. `overloaded` if 256 lookups wait already,
+  /// or no thread can be started.
   [[nodiscard]] result<void> look_up(std::string host, std::uint16_t port,
                                      std::chrono::steady_clock::time_point until, answer then);
 
@@ -56,7 +57,7 @@ class door_resolver {
   };
   struct shared {
     lookup how;
-    std::mutex mutex;  ///< of what follows; held while an answer is given
+    std::mutex mutex;  ///< guards the members below; held while an answer is given
     std::condition_variable changed;
     std::deque<question> waiting;
     std::size_t threads{0}, idle{0};

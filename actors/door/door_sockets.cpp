@@ -27,7 +27,7 @@ owned_fd stream_socket(const socket_address& address) {
       ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
 }
 
-/// 0, or the errno of what failed.
+/// Returns 0 or an errno.
 int listen_on(const owned_fd& fd, const socket_address& address) {
   if (!fd) return errno;
   const int on = 1;
@@ -36,7 +36,7 @@ int listen_on(const owned_fd& fd, const socket_address& address) {
   return ::listen(fd.get(), SOMAXCONN) == 0 ? 0 : errno;
 }
 
-/// Of size 0 where the system does not say.
+/// Returns an address of size 0 if the call fails.
 template <class Ask>
 socket_address told_by(Ask ask, int fd) noexcept {
   socket_address address;
@@ -57,7 +57,7 @@ result<owned_fd> listen_at(const std::string& host, std::uint16_t port) {
     auto fd = stream_socket(address);
     why = listen_on(fd, address);
     if (why == 0) return fd;
-    if (why == EADDRINUSE) break;  // half a port is none
+    if (why == EADDRINUSE) break;  // do not listen at only some of the addresses
   }
   if (why == EADDRINUSE) {
     return fail(errc::already_exists,

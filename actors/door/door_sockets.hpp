@@ -13,31 +13,33 @@ using transport::tcp::socket_address;
 
 /// All sockets here are non-blocking and close-on-exec.
 
-/// Bound and listening; an empty host: on all interfaces. Waits for the resolver where `host` is a
-/// name. `already_exists` where the port is taken, else `invalid_config`.
+/// A bound, listening socket; an empty host means all interfaces. Waits for the resolver if `host`
+/// is a name. `already_exists` if the port is taken, otherwise `invalid_config`.
 [[nodiscard]] result<owned_fd> listen_at(const std::string& host, std::uint16_t port);
 /// Begins to connect. `peer_unreachable`, `overloaded` (no descriptors).
 [[nodiscard]] result<owned_fd> begin_connect(const socket_address& to);
-/// How a connect ended that was begun; 0 or an errno. A socket that the kernel connected with itself
-/// (it may, where nothing listens at a port of its own choice) counts as refused.
+/// The outcome of a finished connect: 0 or an errno. A socket that the kernel connected to itself
+/// (as can happen if nothing listens at a port that the kernel also chose as source) counts as
+/// refused.
 [[nodiscard]] int connect_outcome(int fd) noexcept;
-/// 127.0.0.0/8 (also as IPv6 writes it) or ::1: nobody on another machine can be there.
+/// 127.0.0.0/8 (in IPv6 notation, too) or ::1: no other machine can be there.
 [[nodiscard]] bool is_loopback(const socket_address& address) noexcept;
-/// Where a socket is bound.
+/// The address that a socket is bound to.
 [[nodiscard]] socket_address address_of_socket(int fd) noexcept;
-/// What waits goes out at once, small as it is.
+/// Disables Nagle's algorithm: small writes go out at once.
 void send_at_once(int fd) noexcept;
-/// Who is at the other end; of size 0 where nobody is any more.
+/// The address of the other end; of size 0 if the connection is gone.
 [[nodiscard]] socket_address peer_of_socket(int fd) noexcept;
-/// "10.0.0.2:34567", "[::1]:34567": who is at the other end.
+/// The address of the other end as text: "10.0.0.2:34567", "[::1]:34567".
 [[nodiscard]] std::string peer_text(int fd);
-/// An address without its port, as bytes to compare; one of IPv4 is the same however it is written.
+/// An address without its port, as bytes to compare; an IPv4 address gives the same bytes in IPv6
+/// notation.
 [[nodiscard]] std::string address_bytes(const socket_address& address);
-/// What one host can have many addresses of, as bytes to compare: the whole of an IPv4 address, and the
-/// first 64 bits of an IPv6 one.
+/// The network of which one host can hold all addresses, as bytes to compare: a whole IPv4 address,
+/// or the first 64 bits of an IPv6 address.
 [[nodiscard]] std::string network_of(const socket_address& address);
-/// What to tell whoever listens at a name that is bound to a loopback address and does not say so; empty
-/// where nothing is: other addresses, numbers, `localhost`.
+/// The notice for a listener whose host name unexpectedly resolves to a loopback address. Empty for
+/// other addresses, numbers, and `localhost`.
 [[nodiscard]] std::string loopback_notice(const std::string& name, const socket_address& bound);
 /// "HOST:PORT", for sentences.
 [[nodiscard]] std::string socket_text(const std::string& host, std::uint16_t port);

@@ -91,7 +91,8 @@ door_tls_session::step door_tls_session::greet() {
     const auto how = outcome(::SSL_do_handshake(ssl_));
     if (how != step::done) return how;
     secured_ = true;
-    // The callback has judged it; a connection without that must not exist, whatever OpenSSL does.
+    // The callback has judged the certificate. Check again: no unverified connection may exist,
+    // whatever OpenSSL does.
     if (::SSL_get_verify_result(ssl_) != X509_V_OK ||
         !openssl::is_for(::SSL_get0_peer_certificate(ssl_), context_->uri())) {
       why_ = {errc::unauthorized, "the peer's certificate was not verified"};

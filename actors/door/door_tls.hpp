@@ -1,19 +1,19 @@
 #pragma once
 
-/// TLS behind the handshake of `door_handshake.hpp`: version 1.3 only, certificates at both ends, no
-/// session is resumed. A certificate is good that an authority of the file `ca` signed, whose time it
-/// is, and that is for the URI `troupe:CLUSTER`; host names play no part: what counts is that a peer
-/// belongs to the cluster, wherever it runs.
+/// TLS after the handshake of `door_handshake.hpp`: version 1.3 only, certificates at both ends, no
+/// session resumption. A certificate is accepted if an authority of the file `ca` signed it, it is
+/// within its validity period, and it is for the URI `troupe:CLUSTER`. Host names are not checked:
+/// a peer must belong to the cluster, wherever it runs.
 ///
-/// When both ends are content, the server sends one byte (1) inside TLS, which the client waits for: in TLS
-/// 1.3 a client is done before the server has looked at its certificate, and would take a connection
-/// for good that is refused a moment later.
+/// Once both ends accept each other, the server sends one byte (1) inside TLS, and the client waits
+/// for it: in TLS 1.3 a client is done before the server has checked its certificate, and would
+/// otherwise accept a connection that is refused a moment later.
 ///
 /// Renewing, while nodes run:
-/// - a certificate: replace `key` and `certificate` (`troupe certs renew DIR` does, in an order that is
-///   safe); connections made from then on use it, those that are there stay.
+/// - a certificate: replace `key` and `certificate` (`troupe certs renew DIR` does so in a safe
+///   order); new connections use it, existing ones stay.
 /// - the authority: append the new one to `ca` on every node; then give every node a certificate of the
-///   new one; then take the old one out of `ca` on every node.
+///   new one; then remove the old one from `ca` on every node.
 
 #include <chrono>
 #include <cstddef>
@@ -30,11 +30,12 @@ struct ssl_ctx_st;
 
 namespace troupe::actors {
 
-/// Certificate, key and authorities, as they were read at one time.
+/// Certificate, key and authorities, as read at one time.
 class door_tls_context {
  public:
-  /// `invalid_config` naming the file: unreadable, a key that others can read, none of the cluster, of
-  /// another authority, before or past its time, key and certificate that do not belong together.
+  /// `invalid_config` naming the file: unreadable, a key that others can read, not for this
+  /// cluster, of another authority, not yet valid or expired, key and certificate that do not
+  /// belong together.
   [[nodiscard]] static result<std::shared_ptr<const door_tls_context>> load(
       const door_security& security);
   door_tls_context(const door_tls_context&) = delete;
@@ -42,14 +43,14 @@ class door_tls_context {
   ~door_tls_context();
 
   [[nodiscard]] ssl_ctx_st* get() const noexcept { return context_; }
-  /// Whose time is over first, of our certificate and those that make it good.
+  /// Which expires first: our certificate or one that it depends on.
   enum class part : std::uint8_t {
     node,          ///< our certificate
-    intermediate,  ///< one that comes with ours, in the same file
+    intermediate,  ///< one in the same file as ours
     authority,     ///< one of the file `ca`
   };
   [[nodiscard]] part first_to_end() const noexcept { return end_.whose; }
-  /// Until that expires; not above 0 once it has.
+  /// The time until `first_to_end` expires; 0 or negative once it has.
   [[nodiscard]] std::chrono::seconds time_left() const;
   [[nodiscard]] const std::string& uri() const noexcept { return uri_; }
 
@@ -64,14 +65,14 @@ class door_tls_context {
       : context_{context}, uri_{std::move(uri)}, end_{first} {}
 
   ssl_ctx_st* context_;
-  std::string uri_;  ///< what a peer's certificate must be for
+  std::string uri_;  ///< must be in a peer's certificate
   end end_;
 };
 
-/// What a peer's chain is judged by while TLS greets it, and where in it the first fault was.
+/// The criterion for a peer's chain during the TLS handshake, and the place of its first fault.
 struct door_tls_judgement {
   const std::string* uri{nullptr};
-  int depth{0};  ///< 0: the peer's own certificate, above it: who signed it
+  int depth{0};  ///< 0: the peer's own certificate; above: its signers
 };
 
 /// What to do about an authority that has expired.
@@ -84,10 +85,10 @@ class door_tls_session {
  public:
   enum class step : std::uint8_t {
     done,         ///< some bytes, or the whole handshake
-    wants_read,   ///< again when the socket is readable
-    wants_write,  ///< again when it is writable
-    ended,        ///< the peer has said that nothing more comes
-    broken,       ///< the connection is of no more use
+    wants_read,   ///< call again when the socket is readable
+    wants_write,  ///< call again when the socket is writable
+    ended,        ///< the peer sends nothing more
+    broken,       ///< the connection is unusable
   };
   struct moved {
     step how{};
@@ -100,11 +101,11 @@ class door_tls_session {
   door_tls_session& operator=(const door_tls_session&) = delete;
   ~door_tls_session();
 
-  /// Until it is `done`, both certificates accepted and that confirmed, or `broken`.
+  /// Call until it returns `done` (both certificates accepted and confirmed) or `broken`.
   [[nodiscard]] step greet();
   [[nodiscard]] moved read(std::span<std::byte> into);
   [[nodiscard]] moved write(std::span<const std::byte> from);
-  /// Tells the peer that nothing more comes. It may still send.
+  /// Tells the peer that we send nothing more. The peer may still send.
   [[nodiscard]] step say_end();
 
   /// After `broken`: `unauthorized` (which certificate is not accepted, and why), `link_broken`.

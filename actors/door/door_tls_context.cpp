@@ -55,14 +55,14 @@ result<void> take_authorities(SSL_CTX* into, const std::string& path) {
   return {};
 }
 
-/// Among those that come with ours in its file.
+/// Whether the certificate is among those in the same file as ours.
 bool holds(const STACK_OF(X509) * all, const X509* one) {
   for (int i = 0; one != nullptr && i < sk_X509_num(all); ++i)
     if (::X509_cmp(sk_X509_value(all, i), one) == 0) return true;
   return false;
 }
 
-/// What a peer would say of our certificate whose chain was not verified.
+/// The error of a peer that would refuse our certificate because its chain cannot be verified.
 unexpected refused_by_peers(X509_STORE_CTX* chain, const STACK_OF(X509) * between,
                             const door_security& security) {
   const int code = ::X509_STORE_CTX_get_error(chain);
@@ -120,9 +120,9 @@ result<void> take_own(SSL_CTX* into, const door_security& security) {
 
 }  // namespace
 
-/// Whether a peer would accept our own certificate, and if not, why. The first end of all that it
-/// would look at; where several end together, of the one that is furthest from ours: a new
-/// certificate does not help where its authority ends.
+/// Checks that a peer would accept our own certificate. Returns the earliest expiry in the chain;
+/// if several expire together, the one furthest from ours: a new certificate does not help if its
+/// authority expires.
 result<door_tls_context::end> door_tls_context::judge_own(SSL_CTX* with,
                                                           const door_security& security,
                                                           const std::string& uri) {

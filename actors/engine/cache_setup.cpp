@@ -25,14 +25,14 @@ std::string regions_text(std::size_t regions) {
   return std::to_string(regions) + (regions == 1 ? " region" : " regions");
 }
 
-/// The layout as one of this node, in regions of these sizes.
+/// Checks the layout as one of this node, in regions of these sizes.
 result<void> check_layout(const node_context& context, const kvcache::cache_layout& layout,
                           std::span<const std::uint64_t> sizes) {
   if (auto mine = check_layout_of(context.settings, context.self.name, layout); !mine) return mine;
   return kvcache::validate(layout, sizes);
 }
 
-/// The engine's own memory, in its own layout.
+/// The engine's own layout in its own memory.
 result<void> adopt_memory(node_context& context, const engine_options& options) {
   std::vector<std::uint64_t> sizes;
   for (const auto& region : options.regions) sizes.push_back(region.size());
@@ -47,7 +47,7 @@ result<void> adopt_memory(node_context& context, const engine_options& options) 
   return {};
 }
 
-/// As large as the layout needs; 1 byte for a region that it leaves out.
+/// The sizes that the layout needs; 1 byte for a region that it leaves out.
 std::vector<std::uint64_t> sizes_for(const kvcache::cache_layout& layout) {
   auto sizes = kvcache::region_sizes(layout);
   for (auto& size : sizes) size = std::max<std::uint64_t>(size, 1);
@@ -68,7 +68,7 @@ result<void> allocate_on_host(node_context& context, const kvcache::cache_layout
   return {};
 }
 
-/// The engine's own layout, in memory of ours.
+/// The engine's own layout in memory that Troupe allocates.
 result<void> allocate_for_layout(node_context& context, const engine_options& options) {
   const auto& layout = *options.layout;
   if (auto fine = kvcache::check(layout); !fine) return fine;
@@ -104,7 +104,7 @@ result<void> make_pool(node_context& context, const config::deployment& deployme
   return {};
 }
 
-/// Whether they agree with each other and with the deployment's stage.
+/// Whether the options agree with each other and with the deployment's stage.
 result<void> check_options(const node_context& context, const config::stage_config& stage,
                            const engine_options& options) {
   const auto wrong = [](std::string what) { return fail(errc::invalid_config, std::move(what)); };

@@ -36,7 +36,7 @@ namespace troupe {
 
 namespace {
 
-using namespace actors;  // the facade of that folder
+using namespace actors;  // `engine` is the facade of that folder
 
 class node_engine final : public engine {
  public:
@@ -93,16 +93,16 @@ class node_engine final : public engine {
   }
 
   void stop() override {
-    // Who comes second may reuse the memory as well, and so waits for the first.
+    // A second caller may reuse the memory as well, so it waits for the first.
     const std::lock_guard one_after_the_other{stopping_};
     if (stopped_.exchange(true)) return;
-    // Each step whatever became of the one before: memory may be short.
+    // Each step runs even if an earlier one failed: memory may be short.
     step([this] { context_->events.end_watch(); });
     step([this] { context_->search.stop(); });  // its thread tells the node what it found
     step([this] { say_goodbye(); });
     step([this] { end_actors(); });
     step([this] {
-      if (context_->endpoint) context_->endpoint->stop();  // it could not be made
+      if (context_->endpoint) context_->endpoint->stop();  // null if it could not be made
       if (context_->pool) context_->pool->on_blocks_for_waiters({});
     });
     step([this] { abort_what_is_left(); });
@@ -166,7 +166,7 @@ class node_engine final : public engine {
     for (std::uint32_t i = 0; i < spec.groups.size(); ++i) {
       const auto& group = spec.groups[i];
       const auto tokens = group.blocks.size() * kvcache::block_tokens_of(layout(), i);
-      // A part of a model needs no blocks of a group that it has no layer of.
+      // A part of a model needs no blocks of a group none of whose layers it has.
       const auto reach = kvcache::serves_layers(layout(), i)
                              ? group.first_token + tokens
                              : std::numeric_limits<std::uint64_t>::max();
@@ -189,7 +189,7 @@ class node_engine final : public engine {
     if (context_->pool) {
       if (auto pinned = context_->pool->pin(blocks); !pinned) return fail(pinned.error());
     }
-    // The port has them before anybody may say that they are ready.
+    // The port gets the blocks before any call may report them ready.
     const auto tokens = std::uint64_t{blocks.size()} * kvcache::block_tokens_of(layout(), group);
     command(engine_command{send_grew{send, {std::move(blocks), group}}});
     return context_->operations.grow(send, tokens, group);
@@ -239,7 +239,7 @@ class node_engine final : public engine {
         begin_pinned({operation_kind::receive, spec.request, spec.tokens, false}, spec.blocks);
     if (!operation) return operation;
     if (context_->pool) {
-      // They were pinned to see that they are somebody's.
+      // They were pinned only to check that they are allocated.
       const auto written = blocks_written(spec, context_->layout->block_tokens).size();
       (void)context_->pool->unpin(std::span{spec.blocks}.first(spec.blocks.size() - written));
     }
@@ -267,7 +267,7 @@ class node_engine final : public engine {
     const auto to_come = check_awaited(*context_, receive, layer_begin, layer_end, token_end);
     if (!to_come) return fail(to_come.error());
     if (!*to_come) return {};
-    // Here and now: what the caller gives the stream next must stand behind it.
+    // Done at once: the caller's next work on the stream must stand behind the gate.
     auto gate = context_->endpoint->hold(stream);
     if (!gate) return fail(std::move(gate).error());
     command_here(engine_command{
@@ -362,7 +362,7 @@ class node_engine final : public engine {
           while (context_->events.empty() && goes_on()) poll_once();
           auto events = context_->events.take(max);
           if (!events.empty()) return events;
-          // What was there to tell of a member need not be any more.
+          // An event of a member that waited may have become void.
         } while (max != 0 && goes_on());
         if (!stopped_) return {};
       } else {
@@ -402,7 +402,7 @@ class node_engine final : public engine {
  private:
   static constexpr std::chrono::milliseconds longest_wait = std::chrono::hours{24};
 
-  /// Until the operation is over, or `until`.
+  /// Drives the links until the operation is over, or until `until`.
   void make_progress_until(event_queue::claim& mine, std::chrono::steady_clock::time_point until) {
     if (polling_) {
       while (!mine.is_over() && !stopped_ && std::chrono::steady_clock::now() < until) poll_once();
@@ -430,7 +430,7 @@ class node_engine final : public engine {
     }
   }
 
-  /// Both sides are told of what is still live before the links go.
+  /// Tells both sides of the live operations before the links close.
   void say_goodbye() {
     if (!launched_) return;
     caf::anon_send(port_, engine_command{stop_port{}});
@@ -446,19 +446,21 @@ class node_engine final : public engine {
     if (!host_.shutdown([this] {
           if (polling_) poll_once();
         })) {
-      // They hold the context: what its threads would call of this object must be over by then.
+      // The actors hold the context: its threads must not call this object from here on.
       logger("node")->error(
           "{}: some actors did not end in time, since a peer may still touch what they hold",
           context_->self.name);
     }
-    // The engine may reuse the memory of a put from here on, also where an actor is late. A copy always ends.
+    // The engine may reuse the memory of a put from here on, even if an actor is late. A copy
+    // always ends.
     context_->lent.shut_out();
     while (context_->lent.is_read()) {
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
     }
   }
 
-  /// What a call of another thread began while the actors ended: nobody else is left to tell.
+  /// Operations that calls of other threads began while the actors ended: no actor is left to end
+  /// them.
   void abort_what_is_left() {
     const troupe::error why{errc::aborted, "the node was stopped"};
     for (const auto operation : context_->operations.close()) {
@@ -479,8 +481,8 @@ class node_engine final : public engine {
     return worked;
   }
 
-  /// Hands an order to the port, to be carried out by a thread of ours, or in `poll` where the
-  /// engine polls. For what may copy bytes: the caller computes meanwhile.
+  /// Hands an order to the port, to be carried out by a thread of ours, or in `poll` if the engine
+  /// polls. For orders that may copy bytes: the caller computes meanwhile.
   void command(engine_command order) {
     if (polling_) {
       command_here(std::move(order));
@@ -489,8 +491,8 @@ class node_engine final : public engine {
     }
   }
 
-  /// Hands an order to the port and carries it out before it returns: it ends with a message to
-  /// the other side, which a thread of ours would have to be woken for.
+  /// Hands an order to the port and carries it out before it returns. For orders that end with a
+  /// message to the other side, which would otherwise need a thread of ours to be woken.
   void command_here(engine_command order) {
     auto& unit = units_.of_this_thread();
     const inline_executor::scope as_active{unit};
@@ -498,7 +500,7 @@ class node_engine final : public engine {
     unit.run();
   }
 
-  /// Whether everything that was live has ended at both sides.
+  /// Whether all live operations have ended at both sides.
   [[nodiscard]] bool may_leave() const {
     const auto& counters = context_->counters;
     return counters.port_stops.load() && counters.local_copies.load() == 0 &&
@@ -510,7 +512,7 @@ class node_engine final : public engine {
     return {};
   }
 
-  /// Ends it here and now: the supervisor's answer, which may be on its way, finds it ended.
+  /// Ends the placement at once: an answer of the supervisor that is on its way finds it ended.
   result<void> abort_placement(operation_id operation, std::string reason) {
     if (!context_->operations.end(operation)) {
       return fail(errc::not_found, "operation " + std::to_string(operation.value) + " has ended");
@@ -519,7 +521,7 @@ class node_engine final : public engine {
     return {};
   }
 
-  /// Refused as `internal` where an actor that all operations need has crashed.
+  /// Refuses with `internal` if an actor that all operations need has crashed.
   [[nodiscard]] result<operation_id> begin(operation_table::entry what) {
     auto operation = context_->operations.begin(std::move(what));
     if (operation || operation.error().code != errc::aborted || stopped_) return operation;
@@ -527,8 +529,7 @@ class node_engine final : public engine {
     return why ? result<operation_id>{fail(std::move(*why))} : operation;
   }
 
-  /// The blocks are pinned from here on, so that an engine that frees them at once only quarantines
-  /// them.
+  /// Pins the blocks from here on, so that an engine that frees them at once only quarantines them.
   [[nodiscard]] result<operation_id> begin_pinned(operation_table::entry what,
                                                   std::span<const block_id> blocks) {
     if (context_->pool) {
@@ -563,7 +564,7 @@ class node_engine final : public engine {
     return operation;
   }
 
-  /// A store keeps its values in memory of the host, and the host reads no GPU.
+  /// A store keeps its values in host memory, and the host cannot read a GPU's.
   [[nodiscard]] result<void> copy_from_gpu(start_value& order) const {
     if (order.verb != value_verb::put) return {};
     auto copy = context_->endpoint->copy_of_gpu(order.value);
@@ -590,11 +591,12 @@ class node_engine final : public engine {
   std::atomic<std::uint64_t> last_point_{0};
 };
 
-/// With `supervisor.begin`: the one that lives now, which is begun where there is none.
+/// With `supervisor.begin`: finds the supervisor that lives now, or begins one if there is none.
 result<void> find_supervisor_for(node_settings& settings, const config::deployment& deployment) {
   if (!deployment.supervisor.begin) return {};
-  // The deployment as it was given: where that says port 0, the next one that is begun may have another.
-  // And the environment as it is now: threads of the engine look again, beside whatever changes it then.
+  // The deployment as given: if it says port 0, the next supervisor that is begun may have another
+  // port. The environment as it is now: threads of the engine look again later, when it may be
+  // changing.
   auto terms = std::make_shared<const begun_terms>(begun_terms_of(deployment));
   auto found = find_or_begin_supervisor(*terms);
   if (!found) return fail(std::move(found).error());
@@ -628,7 +630,7 @@ result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
   return actors::with_edge(std::move(started));
 }
 
-/// The same; nothing is thrown.
+/// Same, but throws nothing.
 result<std::unique_ptr<engine>> start_or_error(const config::deployment& deployment,
                                                std::string_view name, std::uint64_t incarnation,
                                                engine_options options) {

@@ -11,13 +11,13 @@ namespace troupe::actors {
 
 namespace {
 
-/// Of calls that return no error: what they return where there is one.
+/// For calls that return no error: logs an error and returns `otherwise` instead.
 template <class T>
 T logged(result<T> outcome, T otherwise) noexcept {
   if (outcome) return std::move(*outcome);
   try {
     logger("node")->error("{}", to_string(outcome.error()));
-  } catch (...) {  // there is no memory for the line either
+  } catch (...) {  // no memory for the log line either
   }
   return otherwise;
 }

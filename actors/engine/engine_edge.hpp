@@ -6,8 +6,8 @@
 
 namespace troupe::actors {
 
-/// The same engine as its user has it: no call throws. What could not be had (memory, a thread) comes
-/// back as the error of the call, where it returns one, and is logged where it does not.
+/// Wraps an engine for its user, so that no call throws. A lack of memory or threads becomes the
+/// error of the call or, if the call returns none, a log line.
 [[nodiscard]] std::unique_ptr<engine> with_edge(std::unique_ptr<engine> inner);
 
 }  // namespace troupe::actors

@@ -75,7 +75,7 @@ transport::rdma_options rdma_options_of(const config::transport_config& from) {
   to.relaxed_ordering = from.rdma.relaxed_ordering == config::feature_use::automatic;
   to.max_registration = from.rdma.max_registration;
   to.stall_limit = std::max(to.stall_limit, 2 * from.peer_silence);
-  // Who would not be taken for lost yet is not shut out either: that costs its link.
+  // A peer is shut out only after it would be taken for lost: shutting it out costs its link.
   to.fence_patience =
       from.rdma.fence_patience.count() == 0 ? from.peer_silence : from.rdma.fence_patience;
   return to;
@@ -99,7 +99,7 @@ std::set<std::string> open_stages_of(const config::deployment& deployment) {
   return names;
 }
 
-/// What is the same of every node of a stage.
+/// The settings that all nodes of a stage share.
 node_settings settings_of_stage(const config::deployment& deployment,
                                 const config::stage_config& stage) {
   node_settings settings;
@@ -178,12 +178,12 @@ result<node_settings> settings_to_join(const config::deployment& deployment,
   settings.self.rank = of.rank;
   settings.self.ranks = of.ranks;
   settings.self.labels = of.labels;
-  // Refused here as the supervisor would, and at once.
+  // Refused here, at once, with the supervisor's own check.
   const open_stage joined{stage->name, node_role_of(stage->role), stage->open->max_nodes};
   if (auto fine = check_announcement(settings.self, joined); !fine) return fail(fine.error());
   if (options.layout) {
     const auto& layout = *options.layout;
-    // What the rank and the fingerprint are read from has to be a layout.
+    // The rank and the fingerprint are read from the layout, so it has to be valid.
     if (auto fine = kvcache::check(layout); !fine) return fail(fine.error());
     if (const auto wrong = kvcache::contradicts_rank(layout, of.rank, of.ranks)) {
       return fail(errc::invalid_config, "the announcement says rank " + std::to_string(of.rank) +
@@ -227,7 +227,7 @@ result<kvcache::cache_layout> layout_of(const config::deployment& deployment,
   if (model.state) {
     shape.states.push_back({"state", model.state->bytes, kvcache::state_sharding::replicated});
     shape.state_slots = model.state->slots;
-    // Room for the alignment between blocks and states as well.
+    // Includes room for the alignment between blocks and states.
     state_bytes = model.state->bytes * model.state->slots + 64;
   }
   const auto how = arrangement_of(stage.layout.value_or(model.layout));

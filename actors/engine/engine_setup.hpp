@@ -9,17 +9,18 @@
 
 namespace troupe::actors {
 
-/// Memory for keyed values of a node that also has blocks. A store gives its whole pool to them.
+/// Memory for keyed values of a node that also has blocks. A store gives its whole pool to values.
 inline constexpr std::uint64_t default_value_bytes = std::uint64_t{64} << 20;
 
-/// What the deployment says of node `name`, as the actors want it. `not_found` listing the names
-/// there are; `invalid_config` for the supervisor, which has no engine; `peer_unreachable` where the
-/// host is `auto` and no route leads to the supervisor.
+/// The settings of node `name`, from the deployment. `not_found` listing the existing names;
+/// `invalid_config` for the supervisor, which has no engine; `peer_unreachable` if the host is
+/// `auto` and no route leads to the supervisor.
 [[nodiscard]] result<node_settings> settings_of(const config::deployment& deployment,
                                                 std::string_view name);
 
-/// The same of one that no file names. `invalid_config` for what no supervisor would take in, also where
-/// the layout of `options` is of another rank; `not_found` for a stage that is not there or not open.
+/// Same, for a node that no file names. `invalid_config` for what no supervisor would admit, also
+/// if the layout of `options` is of another rank; `not_found` for a stage that does not exist or is
+/// not open.
 [[nodiscard]] result<node_settings> settings_to_join(const config::deployment& deployment,
                                                      const engine_options& options);
 
@@ -29,9 +30,9 @@ inline constexpr std::uint64_t default_value_bytes = std::uint64_t{64} << 20;
                                                       const config::stage_config& stage,
                                                       std::uint32_t rank);
 
-/// How a stage's file says that RDMA devices are used, as the transport wants it.
+/// The RDMA settings of a stage, for the transport.
 [[nodiscard]] transport::rdma_options rdma_options_of(const config::transport_config& from);
-/// The same of GPUs.
+/// The GPU settings, likewise.
 [[nodiscard]] transport::xgmi_options xgmi_options_of(const config::transport_config& from);
 
 /// Gives the context its endpoint, cache, pool and values. The endpoint calls `after_progress`.

@@ -7,8 +7,9 @@
 
 namespace troupe::io {
 
-/// Which numbered range holds an address. Ranges may overlap and be equal. To find one takes logarithmic
-/// time, and longer only where ranges begin before the address by less than the longest range is long.
+/// Finds the numbered range that holds an address. Ranges may overlap and be equal. A lookup takes
+/// logarithmic time, plus a step for each range that begins before the address by no more than the
+/// length of the longest range.
 class address_index {
  public:
   void add(std::uint64_t begin, std::uint64_t length, std::uint64_t number) {
@@ -21,7 +22,7 @@ class address_index {
         std::find_if(first, last, [&](const auto& one) { return one.second.number == number; });
     if (at != last) by_begin_.erase(at);
   }
-  /// The one that was added last of those that hold all these bytes and that `accept` likes.
+  /// The newest range that holds all these bytes and that `accept` accepts.
   template <class Accept>
   [[nodiscard]] std::optional<std::uint64_t> find(std::uint64_t begin, std::uint64_t length,
                                                   Accept accept) const {
@@ -43,7 +44,7 @@ class address_index {
     std::uint64_t length, number, age;
   };
   std::multimap<std::uint64_t, range> by_begin_;
-  std::uint64_t longest_{0};  ///< of all that were ever added
+  std::uint64_t longest_{0};  ///< of all ranges ever added
   std::uint64_t last_{0};
 };
 

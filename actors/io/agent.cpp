@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long the end of an agent waits for peers that copy.
+/// How long the destructor waits for peers that copy.
 constexpr milliseconds longest_end{5000};
 constexpr milliseconds longest_wait{std::chrono::hours{24 * 365}};
 
@@ -29,7 +29,7 @@ unexpected wrong(const std::string& what) {
   return fail(errc::invalid_config, "agent: " + what);
 }
 
-/// Whether a listener takes the address for all of this host, which is none that a peer can dial.
+/// Whether the address is a wildcard (all interfaces), which a peer cannot dial.
 bool is_wildcard(const std::string& host) {
   in_addr four{};
   in6_addr six{};
@@ -47,7 +47,7 @@ result<void> check(const agent_options& options) {
     return wrong("host has " + std::to_string(options.host.size()) + " bytes, expected 1 to " +
                  std::to_string(descriptor::max_host) + "; peers dial what it says");
   }
-  // Without tls the door refuses it, and says why.
+  // Without tls the door refuses a wildcard address, and says why.
   if (options.security.how == actors::door_security::mode::tls && is_wildcard(options.host)) {
     return wrong("host is '" + options.host +
                  "', which no peer can dial; give an address or a name of this host");

@@ -5,12 +5,12 @@
 
 #include "troupe/io/agent_core.hpp"
 
-// Transfers between memories of this agent: copies, on the caller's thread.
+// Transfers between memories of this agent: copies on the caller's thread.
 
 namespace troupe::io {
 
-/// The memories that the transfer uses, as this agent has them: a descriptor of ours that comes back may
-/// have been changed on its way, and no link checks these copies.
+/// The memories that the transfer uses, from this agent's own table: our descriptor may have been
+/// altered before it came back to us, and no link checks these copies.
 result<std::vector<own_memory*>> agent_core::own_memories_of(const agent_transfer& which) {
   const auto& moves = *which.moves;
   std::vector<own_memory*> used;
@@ -37,7 +37,7 @@ result<std::vector<own_memory*>> agent_core::own_memories_of(const agent_transfe
   return used;
 }
 
-/// Gives the lock up meanwhile.
+/// Releases the lock meanwhile.
 void agent_core::copy_within(lock_type& lock, const transfer_ptr& which) {
   const auto moves = which->moves;
   const auto used = own_memories_of(*which);
@@ -57,7 +57,7 @@ void agent_core::copy_within(lock_type& lock, const transfer_ptr& which) {
          copied ? std::vector<std::uint32_t>{} : moves->all_entries());
 }
 
-/// Without the lock.
+/// Called without the lock.
 result<void> agent_core::copy_groups(const planned_batch& moves, transport::direction dir) const {
   for (const auto& group : moves.groups) {
     for (const auto region : {group.local, group.remote}) {

@@ -29,26 +29,28 @@
 
 namespace troupe::io {
 
-/// Not negative, and not so long that a time wraps.
+/// Clamps a wait so that it is not negative and adding it to a time point cannot overflow.
 [[nodiscard]] std::chrono::milliseconds bounded(std::chrono::milliseconds wait) noexcept;
 
-/// Between two attempts to reach a peer that fail, doubled from one to the next.
+/// The pause after a failed attempt to reach a peer; doubles with each failure up to
+/// `longest_pause`.
 inline constexpr std::chrono::milliseconds longest_pause{1000};
 [[nodiscard]] std::chrono::milliseconds pause_after(std::uint32_t failures) noexcept;
 
 /// An event that `agent::take` has not returned yet.
 using event_ref = std::list<event>::iterator;
 
-/// One posting of a transfer, from `post` to its end. Its number is the transfer and the batch on links.
+/// One posting of a transfer, from `post` to its end. Links use the number of the posting as
+/// transfer and batch id.
 ///
-/// | stage    | on                                      | becomes                            |
-/// | -------- | --------------------------------------- | ---------------------------------- |
-/// | idle     | post                                    | waiting, or posted at once         |
-/// | waiting  | link and grants are there               | posted                             |
-/// | waiting  | cancel, deadline, no link to be had     | idle: it has ended                 |
-/// | posted   | completion                              | idle: it has ended                 |
-/// | posted   | cancel, deadline, memory deregistered   | stopping: its link fences it       |
-/// | stopping | completion, and the fence is answered   | idle: it has ended, as was ordered |
+/// | stage    | on                                      | becomes                             |
+/// | -------- | --------------------------------------- | ----------------------------------- |
+/// | idle     | post                                    | waiting, or posted at once          |
+/// | waiting  | link and grants are available           | posted                              |
+/// | waiting  | cancel, deadline, no link possible      | idle: ended                         |
+/// | posted   | completion                              | idle: ended                         |
+/// | posted   | cancel, deadline, memory deregistered   | stopping: the link fences it        |
+/// | stopping | completion, and the fence has completed | idle: ended with the stop's outcome |
 struct agent_transfer {
   enum class stage : std::uint8_t { idle, waiting, posted, stopping };
 
@@ -57,37 +59,38 @@ struct agent_transfer {
   peer_id who;
   std::shared_ptr<const planned_batch> moves;
 
-  status outcome;  ///< also while it is active
+  status outcome;  ///< valid while active, too
   stage at{stage::idle};
   std::uint64_t run{0};   ///< the number of the posting
-  std::uint64_t link{0};  ///< that it was posted on
-  /// From the second posting on one link on: what was checked there.
+  std::uint64_t link{0};  ///< the link it was posted on
+  /// The batch as one link has checked it, kept from the second posting on that link.
   std::shared_ptr<const transport::prepared_batch> prepared{};
-  std::uint64_t prepared_on{0}, first_on{0};  ///< links
+  std::uint64_t prepared_on{0}, first_on{0};  ///< link numbers
   std::optional<std::chrono::steady_clock::time_point> until{};
   std::vector<std::byte> note;
   bool has_note{false};
   std::optional<troupe::error> stop_as;  ///< in stage `stopping`
   bool stop_is_cancel{false};
   bool completed{false}, quiescent{false};  ///< in stage `stopping`
-  std::optional<event_ref> end_event;       ///< that the transfer has ended
+  std::optional<event_ref> end_event;       ///< the `transfer_ended` event
 };
 
-/// Another agent's life, as far as we know it.
+/// What this agent knows of one life of another agent.
 ///
 /// | phase       | on                                        | becomes                     |
 /// | ----------- | ----------------------------------------- | --------------------------- |
-/// | idle        | something wants a link                    | dialling                    |
+/// | idle        | a link is wanted                          | dialling                    |
 /// | dialling    | connected                                 | greeting                    |
 /// | greeting    | welcome                                   | introducing                 |
 /// | introducing | accepted                                  | greeted                     |
-/// | greeted     | something wants a link                    | linking                     |
+/// | greeted     | a link is wanted                          | linking                     |
 /// | linking     | the link is up                            | up                          |
-/// | linking     | refused, broken, late: the next backend   | linking; greeted: none left |
+/// | linking     | link refused, broken or late              | linking (next backend), or  |
+/// |             |                                           | greeted if none is left     |
 /// | up          | the link breaks                           | greeted                     |
-/// | up          | it cannot reach a memory, another may     | linking                     |
+/// | up          | a memory needs another backend            | linking                     |
 /// | any         | the connection ends, or cannot be made    | idle                        |
-/// | greeting    | it is another life                        | gone, for good              |
+/// | greeting    | the peer is another life                  | gone, for good              |
 struct remote_agent {
   enum class phase : std::uint8_t {
     idle,
@@ -103,52 +106,52 @@ struct remote_agent {
   peer_id id;
   descriptor known;  ///< without memories
   std::map<std::uint64_t, described_memory> memories;
-  std::vector<std::uint64_t> in_order;  ///< their numbers, as they were described
+  std::vector<std::uint64_t> in_order;  ///< memory numbers in the order of description
   address_index by_address;
   bool is_self{false};
-  bool added{false};  ///< by the program; else it has greeted us
+  bool added{false};  ///< added by the program; otherwise known from its greeting
   bool removed{false};
 
-  // Our connection to it.
+  // Our connection to the peer.
   phase now{phase::idle};
   std::shared_ptr<control_channel> channel;
   control_nonce challenged{}, nonce{};
   transport::host_identity where;
   std::uint32_t attempt{0};
   std::vector<transport::backend_kind> excluded;
-  std::uint32_t failures{0};  ///< one after the other
+  std::uint32_t failures{0};  ///< consecutive
   control_channel::clock::time_point next_try{};
-  bool try_set{false};      ///< a timer will
-  std::uint64_t failed{0};  ///< how often there was no link to be had
+  bool try_set{false};      ///< a timer for `next_try` is set
+  std::uint64_t failed{0};  ///< how often no link could be made
   std::optional<troupe::error> last_error;
-  std::optional<event_ref> loss_event;  ///< that the peer is lost
-  std::uint64_t link{0};                ///< number of the link that is up, or being made; 0: none
-  bool answered{false};                 ///< the peer has, for that link
-  transport::backend_kind kind{transport::backend_kind::tcp};  ///< of that link
+  std::optional<event_ref> loss_event;  ///< the `peer_lost` event
+  std::uint64_t link{0};                ///< the link that is up or being made; 0: none
+  bool answered{false};                 ///< the peer has answered for `link`
+  transport::backend_kind kind{transport::backend_kind::tcp};  ///< of `link`
   std::string reason;
-  std::uint32_t links{0};  ///< that came up
+  std::uint32_t links{0};  ///< how many links have come up
 
   struct memory_grants {
     bool asked{false};
     std::vector<std::shared_ptr<const transport::remote_grant>> parts;
   };
-  std::unordered_map<std::uint64_t, memory_grants> grants;  ///< of that link
-  std::size_t asking{0};                                    ///< for so many grants, unanswered
+  std::unordered_map<std::uint64_t, memory_grants> grants;  ///< on `link`, by memory
+  std::size_t asking{0};                                    ///< unanswered grant questions
   std::deque<std::shared_ptr<agent_transfer>> waiting;
   notice_account account;
-  std::deque<std::vector<std::byte>> notes;  ///< of `notify`, until there is a link
-  std::uint64_t unsure_notes{0};  ///< went over that link, and the peer has not said that all came
-  std::optional<event_ref> notes_event;  ///< that such were lost
+  std::deque<std::vector<std::byte>> notes;  ///< of `notify`, waiting for a link
+  std::uint64_t unsure_notes{0};         ///< sent over `link`, arrival not confirmed by the peer
+  std::optional<event_ref> notes_event;  ///< the `notices_lost` event
   bool sending_notes{false};
-  bool notes_later{false};  ///< a timer will send them
-  bool connecting{false};   ///< somebody waits in `agent::connect`
-  bool wants_count{
-      false};  ///< a notice was refused, and only the next link tells how many are unread
+  bool notes_later{false};  ///< a timer will send `notes`
+  bool connecting{false};   ///< a caller waits in `agent::connect`
+  /// A notice was refused, and only the next link can tell how many are unread.
+  bool wants_count{false};
 
   [[nodiscard]] bool wants_link() const noexcept {
     return connecting || wants_count || !waiting.empty() || !notes.empty();
   }
-  /// Ends all that belongs to a link of ours, which is up no more.
+  /// Drops the state of our link, which is no longer up.
   void leave_link() noexcept {
     link = 0;
     grants.clear();
@@ -157,23 +160,22 @@ struct remote_agent {
     account.forget_question();
   }
 
-  // Its connection to us.
+  // The peer's connection to us.
   std::shared_ptr<control_channel> guest;
   std::uint64_t guest_link{0};
-  std::map<std::uint64_t, std::vector<transport::remote_grant>> given;  ///< by memory, on that link
-  std::set<std::uint64_t> granting;  ///< memories that the peer has asked for on that link
+  std::map<std::uint64_t, std::vector<transport::remote_grant>>
+      given;                         ///< on `guest_link`, by memory
+  std::set<std::uint64_t> granting;  ///< memories that the peer asks for on `guest_link`
   notice_count received, taken;
   notice_count told_taken;
 };
 
-/// The agent itself.
-///
 /// Threads: the callers', the progress threads of the endpoint, the door's, and two of our own. `loop_`
-/// has the connections, the timers and all that makes links; `work_` does what may take long (grants and
-/// first posts, which register memory with devices).
+/// runs connections, timers and link setup; `work_` runs slow work (grants and first posts, which
+/// register memory with devices).
 ///
-/// Locks: `mutex_` guards everything but what is said to be a thread's own. It is never held while the
-/// endpoint, a link, the door or a channel is called, since those call back.
+/// Locks: `mutex_` guards all state except members marked as a thread's own. It is never held
+/// across a call to the endpoint, a link, the door or a channel, because those call back.
 class agent_core final : public agent {
  public:
   explicit agent_core(agent_options options);
@@ -233,7 +235,7 @@ class agent_core final : public agent {
   [[nodiscard]] int event_fd() const override { return events_fd_.get(); }
   bool poll() override { return place_->poll(); }
 
-  // -- from links, on whatever thread makes progress
+  // -- called by links, on any thread that makes progress
   void on_up(std::uint64_t link);
   void on_completion(std::uint64_t link, transport::completion done);
   void on_frame(std::uint64_t link, std::span<const std::byte> bytes);
@@ -248,15 +250,15 @@ class agent_core final : public agent {
 
   struct prepared_list {
     placed_list places;
-    peer_id who;  ///< of remote places; 0: they are ours
-    /// Of a session: the memories that offsets count from.
+    peer_id who;  ///< the owner of the places; 0: this agent
+    /// For a session: the local and the remote memory that offsets are relative to.
     std::optional<std::pair<described_memory, described_memory>> session;
   };
   struct link_entry {
     peer_ptr of;
     bool guest{false};
     bool up{false};
-    bool ending{false};  ///< its peer has given it up
+    bool ending{false};  ///< the peer has given the link up
     link_ptr wire;
     std::optional<troupe::error> closed_for;  ///< why we closed it
   };
@@ -267,11 +269,12 @@ class agent_core final : public agent {
   [[nodiscard]] result<std::shared_ptr<const prepared_list>> find_plan(plan_id which) const;
   [[nodiscard]] link_ptr wire_of(std::uint64_t link) const;
   event_ref put_event(event what);
-  /// Takes an event back that nobody wants any more.
+  /// Withdraws an event that `take` has not returned.
   void drop_event(std::optional<event_ref>& what);
   void calm_event_fd();
   void wake_waiters() { changed_.notify_all(); }
-  /// Waits until `done`, making progress where no thread of the endpoint does. False: it never was.
+  /// Waits until `done` holds, making progress if the endpoint has no threads. Returns whether
+  /// `done` held in time.
   bool wait_until(lock_type& lock, std::chrono::steady_clock::time_point until,
                   const std::function<bool()>& done);
 
@@ -292,8 +295,8 @@ class agent_core final : public agent {
 
   // -- peers and our connections to them; on the loop's thread unless said otherwise (agent_dial.cpp)
   [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock
-  void forget_one_that_left();                              ///< the same
-  void forget(const peer_ptr& who);                         ///< the same
+  void forget_one_that_left();                              ///< any thread, under the lock
+  void forget(const peer_ptr& who);                         ///< any thread, under the lock
   [[nodiscard]] static troupe::error removed_error(const remote_agent& who);
   void want_link(const peer_ptr& who);  ///< any thread, without the lock
   void part_from(const peer_ptr& who);
@@ -306,12 +309,12 @@ class agent_core final : public agent {
   void on_welcome(const peer_ptr& who, const welcome& said);
   void on_accepted(const peer_ptr& who, const accepted& said);
   void lose(const peer_ptr& who, const troupe::error& why, bool for_good);
-  /// Under the lock. False: none waited.
+  /// Under the lock. Returns whether any notice was dropped.
   [[nodiscard]] static bool drop_notes(remote_agent& who);
   void tell_of_loss(remote_agent& who);        ///< under the lock
   void tell_of_lost_notes(remote_agent& who);  ///< under the lock
 
-  // -- links (agent_links.cpp); the same
+  // -- links (agent_links.cpp); on the loop's thread unless said otherwise
   void make_link(const peer_ptr& who);
   void watch_answer(const peer_ptr& who, std::uint64_t link);
   void watch_link(const peer_ptr& who, std::uint64_t link);
@@ -319,7 +322,7 @@ class agent_core final : public agent {
   void link_failed(const peer_ptr& who, const troupe::error& why);
   void no_way(const peer_ptr& who, const troupe::error& why);
   [[nodiscard]] std::shared_ptr<transport::link_sink> sink_of(std::uint64_t link);
-  /// Of one link: as many as there may be transfers.
+  /// The batches of one link: as many as transfers are allowed.
   [[nodiscard]] std::uint32_t max_batches() const noexcept;
   void link_came_up(std::uint64_t link);
   void use_link(const peer_ptr& who, std::uint64_t link);
@@ -329,12 +332,12 @@ class agent_core final : public agent {
       const transport::host_identity& where,
       const std::vector<transport::backend_kind>& excluded) const;
 
-  // -- those who dial us; on the loop's thread (agent_guests.cpp)
+  // -- peers that dial us; on the loop's thread (agent_guests.cpp)
   struct newcomer {
     std::shared_ptr<control_channel> channel;
     control_nonce nonce{};
-    incarnation life;  ///< once it has proved that it has our descriptor
-    peer_ptr who;      ///< once it has introduced itself
+    incarnation life;  ///< set once the dialer has proved that it has our descriptor
+    peer_ptr who;      ///< set once the dialer has introduced itself
   };
   void let_in(actors::owned_fd fd);
   void on_guest_message(const std::shared_ptr<newcomer>& from, control_message said);
@@ -349,7 +352,7 @@ class agent_core final : public agent {
                                          const troupe::error& why);
   void let_link_end(std::uint64_t link, const troupe::error& why);
 
-  // -- grants (agent_grants.cpp); on whatever thread makes progress unless said otherwise
+  // -- grants (agent_grants.cpp); on any thread that makes progress unless said otherwise
   void on_grant_wanted(std::uint64_t link, const peer_ptr& who, std::uint64_t memory);
   void grant_to(std::uint64_t link, std::uint64_t memory);  ///< on the work thread
   void answer_question(std::uint64_t link, const link_ptr& wire, const link_frame& answer);
@@ -357,7 +360,7 @@ class agent_core final : public agent {
                                  const std::vector<transport::remote_grant>& given);
   void take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
                  const std::vector<transport::remote_grant>& given);
-  /// Memories whose grants are to be asked for on a link.
+  /// Memories to request grants for on a link.
   struct grant_questions {
     std::uint64_t link{0};
     std::vector<std::uint64_t> memories{};
@@ -378,7 +381,7 @@ class agent_core final : public agent {
                                                      planned_batch moves);  ///< takes the lock
   void start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which, then caller);
   void go_on(lock_type& lock, const peer_ptr& who);
-  /// Posts one that has all it needs. Gives the lock up.
+  /// Posts a transfer that has its link and its grants. Releases the lock meanwhile.
   void hand_to_link(lock_type& lock, const peer_ptr& who, const transfer_ptr& which, then caller);
   [[nodiscard]] static std::optional<std::vector<transport::piece>> pieces_of(
       remote_agent& who, const agent_transfer& which);
@@ -391,7 +394,7 @@ class agent_core final : public agent {
   void look_at_deadlines();
   void fail_waiting(const peer_ptr& who, const troupe::error& why);
 
-  // -- between memories of this agent (agent_copies.cpp)
+  // -- copies between memories of this agent (agent_copies.cpp)
   void copy_within(lock_type& lock, const transfer_ptr& which);
   [[nodiscard]] result<std::vector<own_memory*>> own_memories_of(const agent_transfer& which);
   [[nodiscard]] result<void> copy_groups(const planned_batch& moves,
@@ -439,7 +442,7 @@ class agent_core final : public agent {
   actors::door_loop::id deadline_timer_{0};  ///< the loop thread's own
   std::deque<notice> inbox_;
   std::list<event> events_;
-  bool notices_told_{false};  ///< an event says that the inbox has some
+  bool notices_told_{false};  ///< a `notices_wait` event is queued
   actors::owned_fd events_fd_;
 };
 

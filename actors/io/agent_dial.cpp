@@ -6,7 +6,7 @@
 #include "troupe/io/agent_core.hpp"
 #include "troupe/transport/random.hpp"
 
-// Our connections to peers: dialled, greeted, lost. All on the loop's thread but what says otherwise.
+// Our connections to peers: dialled, greeted, lost. On the loop's thread unless said otherwise.
 
 namespace troupe::io {
 
@@ -29,7 +29,7 @@ void agent_core::want_link(const peer_ptr& who) {
   loop_->post([this, who] { make_way(who); });
 }
 
-/// The next step towards a link, if something wants one and nothing is under way.
+/// Takes the next step towards a link, if one is wanted and no step is in progress.
 void agent_core::make_way(const peer_ptr& who) {
   bool dials = false;
   bool links = false;
@@ -68,12 +68,12 @@ void agent_core::dial(const peer_ptr& who) {
                  [this, who](result<actors::door_socket> how) {
                    if (!how) {
                      auto why = how.error();
-                     // Nothing was sent to it: of a link that broke it would not be known.
+                     // Nothing was sent to the peer, which `link_broken` would leave open.
                      if (why.code == errc::link_broken) why.code = errc::peer_unreachable;
                      loop_->post([this, who, why] { lose(who, why, false); });
                      return;
                    }
-                   // Owned, for a loop that ends calls nothing of what was posted to it.
+                   // Owned by the closure: a loop that ends drops posted calls unrun.
                    actors::owned_fd own{*how};
                    auto fd = std::make_shared<actors::owned_fd>(std::move(own));
                    loop_->post([this, who, fd] { on_dialled(who, std::move(*fd)); });
@@ -88,7 +88,8 @@ void agent_core::on_dialled(const peer_ptr& who, actors::owned_fd fd) {
     who->now = remote_agent::phase::greeting;
     who->channel = channel;
   }
-  // Weak: a peer holds its connection, also one whose parting the end of the agent overtakes.
+  // Weak, to avoid a cycle: the peer owns its channel, and the agent may end before `part_from`
+  // runs.
   const std::weak_ptr of{who};
   channel->begin({.on_message =
                       [this, of](control_message said) {
@@ -98,7 +99,7 @@ void agent_core::on_dialled(const peer_ptr& who, actors::owned_fd fd) {
                       [this, of](const troupe::error& why) {
                         if (const auto peer = of.lock()) lose(peer, why, false);
                       }});
-  // Whoever answers and says nothing is found out by its silence, but later.
+  // The channel's silence check would also find a peer that answers and says nothing, but later.
   static_cast<void>(loop_->call_at(
       clock::now() + options_.connect_timeout, [this, who, weak = std::weak_ptr{channel}] {
         const auto same = weak.lock();
@@ -123,7 +124,7 @@ void agent_core::on_answer(const peer_ptr& who, control_message said) {
   } else if (const auto* known = std::get_if<accepted>(&said)) {
     on_accepted(who, *known);
   } else if (const auto* no = std::get_if<refusal>(&said)) {
-    // A token or a life that is wrong now will not be right later.
+    // A wrong token or life stays wrong.
     const auto code = no->why.code;
     lose(who, no->why, code == errc::stale_incarnation || code == errc::unauthorized);
   } else if (const auto* link = std::get_if<link_answer>(&said)) {
@@ -165,7 +166,7 @@ void agent_core::on_welcome(const peer_ptr& who, const welcome& said) {
          false);
     return;
   }
-  // Our token is in it, so whoever has not proved itself does not get it.
+  // The descriptor holds our token: send it only to a peer that has proved itself.
   who->channel->send(introduction{own_descriptor().encode()});
 }
 
@@ -214,14 +215,14 @@ void agent_core::lose(const peer_ptr& who, const troupe::error& why, bool for_go
   if (link != 0) close_link(link, said);
 }
 
-/// Notices of `notify` that waited for a link.
+/// Drops the notices of `notify` that wait for a link.
 bool agent_core::drop_notes(remote_agent& who) {
   const auto dropped = std::exchange(who.notes, {});
   for (const auto& bytes : dropped) who.account.unreserve(bytes.size());
   return !dropped.empty();
 }
 
-/// Once, until the program has heard it.
+/// Queues `peer_lost` unless one is still unread.
 void agent_core::tell_of_loss(remote_agent& who) {
   if (who.removed || who.loss_event) return;
   who.loss_event = put_event({.what = event_kind::peer_lost, .who = who.id});

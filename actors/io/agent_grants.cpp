@@ -4,13 +4,13 @@
 
 #include "troupe/io/agent_core.hpp"
 
-// Grants to memory, which belong to one link: asked for, given, refused.
+// Grants to memory: asked for, given, refused. A grant belongs to one link.
 
 namespace troupe::io {
 
 namespace {
 
-/// What was asked of the peer and is not answered yet. Null: nothing of that memory.
+/// The open question to the peer about this memory; null if there is none.
 remote_agent::memory_grants* open_question(remote_agent& who, std::uint64_t memory) {
   const auto at = who.grants.find(memory);
   const bool open = at != who.grants.end() && at->second.asked && at->second.parts.empty();
@@ -21,7 +21,7 @@ remote_agent::memory_grants* open_question(remote_agent& who, std::uint64_t memo
 
 // -- the end that asks
 
-/// Whether the grants to all that the transfer uses are here. Those that nobody has asked for are noted.
+/// Whether all grants that the transfer needs are here. Adds the ones not yet asked for to `ask`.
 bool agent_core::has_grants(remote_agent& who, const agent_transfer& which, grant_questions& ask) {
   if (std::exchange(ask.link, who.link) != who.link) ask.memories.clear();
   bool all = true;
@@ -29,7 +29,7 @@ bool agent_core::has_grants(remote_agent& who, const agent_transfer& which, gran
     auto& known = who.grants[number];
     if (!known.parts.empty()) continue;
     all = false;
-    // One for which there is no room is asked for when an answer has come.
+    // A question beyond the limit is asked once an answer has come.
     if (known.asked || who.asking >= max_grants_asked) continue;
     known.asked = true;
     ++who.asking;
@@ -38,15 +38,15 @@ bool agent_core::has_grants(remote_agent& who, const agent_transfer& which, gran
   return all;
 }
 
-/// Gives the lock up meanwhile.
+/// Releases the lock meanwhile.
 void agent_core::ask_for_grants(lock_type& lock, const peer_ptr& who, const grant_questions& ask) {
-  // On a link that is over nobody asks; on the next one all of it is asked for again.
+  // If that link is over, the questions are asked again on the next one.
   if (ask.memories.empty() || ask.link != who->link) return;
   const auto wire = wire_of(ask.link);
   if (!wire) return;
   lock.unlock();
   for (const auto number : ask.memories) {
-    // A link that does not take it breaks, or is full of what somebody waits for.
+    // The link is broken, or too full to take a question that transfers wait for.
     if (auto sent = wire->send_frame(encode_frame(grant_wanted{number})); !sent) {
       loop_->post([this, link = ask.link, why = sent.error()] { link_went(link, why); });
       break;
@@ -83,8 +83,8 @@ void agent_core::on_grants_refused(std::uint64_t link, const peer_ptr& who, gran
   go_on_elsewhere(link, who);
 }
 
-/// The backend of the link cannot reach a memory. Another one may, but to change it ends the link, and
-/// with the link all that is on its way.
+/// The backend of the link cannot reach a memory. Another backend may, but changing it ends the
+/// link and every transfer in flight on it.
 void agent_core::find_other_way(std::uint64_t link, const peer_ptr& who,
                                 const grants_refused& said) {
   std::vector<transport::backend_kind> excluded;
@@ -102,7 +102,7 @@ void agent_core::find_other_way(std::uint64_t link, const peer_ptr& who,
     const auto uses = [link](const auto& one) { return one.second->link == link; };
     changes = other && std::ranges::none_of(runs_, uses);
     if (changes) {
-      who->now = remote_agent::phase::linking;  // so that nothing is posted on this one any more
+      who->now = remote_agent::phase::linking;  // nothing more is posted on the old link
     } else {
       refuse_waiting(who, said);
     }
@@ -114,7 +114,7 @@ void agent_core::find_other_way(std::uint64_t link, const peer_ptr& who,
   }
 }
 
-/// Ends what waits for the grant. The next transfer asks again: what is refused now may be granted then.
+/// Fails the transfers that wait for the grant. The next transfer asks again and may succeed.
 void agent_core::refuse_waiting(const peer_ptr& who, const grants_refused& said) {
   if (open_question(*who, said.memory) == nullptr) return;
   who->grants.erase(said.memory);
@@ -129,7 +129,8 @@ void agent_core::refuse_waiting(const peer_ptr& who, const grants_refused& said)
   }
 }
 
-/// A first post registers memory with devices, which a thread that makes progress has no time for.
+/// Continues on the work thread: a first post registers memory with devices, which would hold up a
+/// progress thread.
 void agent_core::go_on_elsewhere(std::uint64_t link, const peer_ptr& who) {
   work_->post([this, link, who] {
     lock_type lock{mutex_};
@@ -137,7 +138,7 @@ void agent_core::go_on_elsewhere(std::uint64_t link, const peer_ptr& who) {
   });
 }
 
-/// The owner has deregistered it, and numbers are never used again.
+/// The owner has deregistered the memory, and memory numbers are never reused.
 void agent_core::forget_memory(remote_agent& who, std::uint64_t number) {
   const auto at = who.memories.find(number);
   if (at == who.memories.end()) return;
@@ -223,7 +224,8 @@ void agent_core::grant_to(std::uint64_t link, std::uint64_t memory) {
   answer_question(link, wire, grants_refused{memory, std::move(*why)});
 }
 
-/// A peer without an answer would wait for ever, so a link that does not take it is given up.
+/// Without an answer the peer would wait for ever, so a link that does not take the answer is
+/// closed.
 void agent_core::answer_question(std::uint64_t link, const link_ptr& wire,
                                  const link_frame& answer) {
   const auto sent = wire->send_frame(encode_frame(answer));
@@ -231,8 +233,8 @@ void agent_core::answer_question(std::uint64_t link, const link_ptr& wire,
   loop_->post([this, link, why = sent.error()] { link_went(link, why); });
 }
 
-/// False: the memory or the link went meanwhile. Whoever deregisters the memory waits for the grants of
-/// ours that it does not know of.
+/// Returns false if the memory or the link has gone meanwhile. Until the grants are kept, `busy`
+/// makes `deregister` wait for them.
 bool agent_core::keep_grants(std::uint64_t link, std::uint64_t memory,
                              const std::vector<transport::remote_grant>& given) {
   const lock_type lock{mutex_};
@@ -247,7 +249,7 @@ bool agent_core::keep_grants(std::uint64_t link, std::uint64_t memory,
   return true;
 }
 
-/// Grants that nobody has heard of. Ends the use of the memory, too.
+/// Revokes grants that were not sent to the peer, and ends this call's use of the memory.
 void agent_core::take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
                            const std::vector<transport::remote_grant>& given) {
   lock_type lock{mutex_};

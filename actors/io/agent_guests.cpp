@@ -6,7 +6,7 @@
 #include "troupe/io/agent_core.hpp"
 #include "troupe/transport/random.hpp"
 
-// Those who dial us: greeted, given links. On the loop's thread but what says otherwise.
+// Peers that dial us: greeted, given links. On the loop's thread unless said otherwise.
 
 namespace troupe::io {
 
@@ -99,8 +99,8 @@ void agent_core::on_hello(const std::shared_ptr<newcomer>& from, const hello& sa
   from->channel->send(mine);
 }
 
-/// Whoever has our descriptor says what it likes: nothing of it may be about this agent, or add to what
-/// the program knows of a peer's memory.
+/// A holder of our descriptor can send any introduction: it must not describe this agent, nor add
+/// to the program's knowledge of a peer's memory.
 result<descriptor> agent_core::check_introduction(const newcomer& from, const introduction& said) {
   auto self = descriptor::decode(said.self);
   if (!self) return self;
@@ -136,7 +136,7 @@ void agent_core::on_introduction(const std::shared_ptr<newcomer>& from, const in
     send_away(from, known.error());
     return;
   }
-  // It has greeted again: what it had before is over, and counts no more.
+  // The peer has greeted again: its former connection and link are over.
   if (former) former->close();
   std::erase_if(newcomers_, [&](const auto& one) { return one->channel == former; });
   if (former_link != 0) {
@@ -153,7 +153,7 @@ void agent_core::on_introduction(const std::shared_ptr<newcomer>& from, const in
   from->channel->send(mine);
 }
 
-/// A peer that is only silent may come back to a link that it had, and is to find it closed.
+/// A peer that was merely silent may come back to its link and must find it closed.
 void agent_core::on_guest_end(const std::shared_ptr<newcomer>& from, const troupe::error& why) {
   const auto link = guest_left(from, why);
   if (link == 0) return;
@@ -164,7 +164,7 @@ void agent_core::on_guest_end(const std::shared_ptr<newcomer>& from, const troup
   }
 }
 
-/// Returns the link that the peer had; 0: none.
+/// Returns the link that the peer had, or 0.
 std::uint64_t agent_core::guest_left(const std::shared_ptr<newcomer>& from,
                                      const troupe::error& why) {
   std::erase(newcomers_, from);
@@ -178,8 +178,8 @@ std::uint64_t agent_core::guest_left(const std::shared_ptr<newcomer>& from,
   return who.guest_link;
 }
 
-/// The peer ends a link of its own. What it has sent last may be in the link yet: that is read first, and
-/// then the link ends by itself. The bound is for a peer that leaves it as it is.
+/// The peer ends its link. Its last messages may still be in the link: they are read first, then
+/// the link ends by itself. A timer closes a link that the peer leaves open.
 void agent_core::let_link_end(std::uint64_t link, const troupe::error& why) {
   {
     const lock_type lock{mutex_};
@@ -238,7 +238,7 @@ void agent_core::on_link_wanted(const peer_ptr& who, const link_wanted& said) {
   channel->send(link_answer{.attempt = said.attempt, .refused = {}, .offer = offer});
 }
 
-// -- frames of links, both ends; on whatever thread makes progress
+// -- frames of links, both ends; on any thread that makes progress
 
 void agent_core::on_frame(std::uint64_t link, std::span<const std::byte> bytes) {
   auto said = decode_frame(bytes);
@@ -250,7 +250,7 @@ void agent_core::on_frame(std::uint64_t link, std::span<const std::byte> bytes) 
     if (at == links_.end()) return;
     who = at->second.of;
     guest = at->second.guest;
-    if (link != (guest ? who->guest_link : who->link)) return;  // of a link that is over
+    if (link != (guest ? who->guest_link : who->link)) return;  // the frame's link is over
   }
   const auto* const asked = said ? std::get_if<grant_wanted>(&*said) : nullptr;
   const auto* const words = said ? std::get_if<note>(&*said) : nullptr;

@@ -4,8 +4,7 @@
 
 #include "troupe/io/agent_core.hpp"
 
-// The links over which memory of peers is used: made over a connection of ours, broken, closed. All on the
-// loop's thread but what says otherwise.
+// Links: made, broken, closed. On the loop's thread unless said otherwise.
 
 namespace troupe::io {
 
@@ -13,10 +12,10 @@ namespace {
 
 using clock = control_channel::clock;
 
-/// Links in a row that may fail over one backend before the next one is tried.
+/// Consecutive links over one backend that may fail before the next backend is tried.
 constexpr std::uint32_t tries_of_backend = 2;
 
-/// Reports of one link.
+/// Forwards the reports of one link.
 class peer_link_sink final : public transport::link_sink {
  public:
   peer_link_sink(agent_core& core, std::uint64_t link) noexcept : core_{core}, link_{link} {}
@@ -99,7 +98,7 @@ void agent_core::make_link(const peer_ptr& who) {
   watch_answer(who, number);
 }
 
-/// The transport bounds a link from the answer on; for the answer nobody does but us.
+/// Limits the wait for the peer's answer. From the answer on the transport limits the wait.
 void agent_core::watch_answer(const peer_ptr& who, std::uint64_t link) {
   static_cast<void>(loop_->call_at(clock::now() + options_.connect_timeout, [this, who, link] {
     {
@@ -112,7 +111,8 @@ void agent_core::watch_answer(const peer_ptr& who, std::uint64_t link) {
   }));
 }
 
-/// In case the transport does not: twice its own bound, so that its sentence comes first.
+/// Backstop for the transport's own time limit: twice as long, so that the transport's error comes
+/// first.
 void agent_core::watch_link(const peer_ptr& who, std::uint64_t link) {
   static_cast<void>(loop_->call_at(clock::now() + 2 * options_.connect_timeout, [this, who, link] {
     {
@@ -144,7 +144,7 @@ void agent_core::on_link_answer(const peer_ptr& who, const link_answer& said) {
   link_failed(who, joined.error());
 }
 
-/// None was made of it, or it broke.
+/// The link could not be made, or broke.
 void agent_core::link_failed(const peer_ptr& who, const troupe::error& why) {
   {
     const lock_type lock{mutex_};
@@ -167,7 +167,7 @@ void agent_core::link_failed(const peer_ptr& who, const troupe::error& why) {
   make_way(who);
 }
 
-/// No backend is left. The connection stays, and the next that wants a link begins again.
+/// No backend is left. The connection stays, and the next request for a link starts over.
 void agent_core::no_way(const peer_ptr& who, const troupe::error& why) {
   const lock_type lock{mutex_};
   if (who->now != remote_agent::phase::linking) return;
@@ -201,14 +201,14 @@ void agent_core::link_came_up(std::uint64_t link) {
     if (link != (guest ? who->guest_link : who->link)) return;
   }
   if (guest) {
-    // What was taken while there was no link is told now: the peer may wait for nothing else.
+    // Report the notices taken while there was no link: the peer may wait for room.
     send_counts(who, 0);
   } else {
     use_link(who, link);
   }
 }
 
-/// All that waited for a link.
+/// Resumes all work that waited for a link.
 void agent_core::use_link(const peer_ptr& who, std::uint64_t link) {
   {
     lock_type lock{mutex_};
@@ -238,7 +238,7 @@ void agent_core::link_went(std::uint64_t link, const troupe::error& why) {
     const auto at = links_.find(link);
     if (at == links_.end()) return;
     who = at->second.of;
-    only_close = at->second.guest || who->link != link;  // another one was made since
+    only_close = at->second.guest || who->link != link;  // or another link was made since
     channel = who->channel;
     attempt = who->attempt;
   }
@@ -260,7 +260,7 @@ void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
     if (who.guest_link == link) {
       who.guest_link = 0;
       who.granting.clear();
-      // Who deregisters a memory of them waits until the peer has left it.
+      // `deregister` waits until the peer no longer uses the memory.
       for (const auto& [memory, given] : std::exchange(who.given, {})) {
         std::vector<revocation> those;
         for (const auto& grant : given) those.push_back({link, wire, grant});
@@ -268,7 +268,7 @@ void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
       }
     }
   }
-  wire->close();  // its batches end before this returns, or when their bytes are at rest
+  wire->close();  // the link's batches end before this returns, or once their bytes are at rest
   const lock_type lock{mutex_};
   const auto uses = [link](const auto& one) { return one.second->link == link; };
   const auto revokes = [link](const auto& one) { return one.first.first == link; };
@@ -276,7 +276,7 @@ void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
     links_.erase(link);
     return;
   }
-  // Some copy runs yet. It is asked for again, since its end may come on a thread that is in the link.
+  // A copy is still running. Try again later: it may end on a thread that is inside the link.
   static_cast<void>(
       loop_->call_at(clock::now() + longest_pause, [this, link, why] { close_link(link, why); }));
 }

@@ -5,7 +5,7 @@
 #include "troupe/io/agent_core.hpp"
 #include "troupe/kvcache/or_error.hpp"
 
-// Memory: registered, described, taken back.
+// Memory: registration, descriptors, deregistration.
 
 namespace troupe::io {
 
@@ -40,7 +40,8 @@ result<memory_id> agent_core::add_memory(std::span<std::byte> bytes, std::string
   return added;
 }
 
-/// Without the lock. `made` has the regions that were made for it, also where it fails.
+/// Called without the lock. `made` receives the regions that were made for the memory, on failure,
+/// too.
 result<memory_id> agent_core::add_with_regions(std::span<std::byte> bytes, std::string name,
                                                transport::access rights,
                                                std::vector<region_id>& made) {
@@ -48,7 +49,7 @@ result<memory_id> agent_core::add_with_regions(std::span<std::byte> bytes, std::
     lock_type lock{mutex_};
     const auto gaps = memories_.gaps_in(bytes);
     if (gaps.empty()) return memories_.add(bytes, std::move(name), rights);
-    lock.unlock();  // to register may take long
+    lock.unlock();  // registering may take long
     made.reserve(made.size() + gaps.size());
     for (const auto& gap : gaps) {
       auto* const at =
@@ -95,7 +96,7 @@ result<std::span<std::byte>> agent_core::bytes(memory_id of) const {
   return std::span{found->base, found->what.length()};
 }
 
-// -- taken back
+// -- deregistration
 
 result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait) {
   const auto until = std::chrono::steady_clock::now() + bounded(wait);
@@ -133,7 +134,7 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
                                     " is withdrawn, but a peer or a transfer may still touch it; "
                                     "call again before you free it");
   }
-  if (memories_.find(of) == nullptr) return {};  // somebody else deregistered it meanwhile
+  if (memories_.find(of) == nullptr) return {};  // another thread deregistered it meanwhile
   const auto leaving = memories_.let_leave(of);
   lock.unlock();
   for (const auto region : leaving) {
@@ -148,7 +149,7 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   return {};
 }
 
-/// Gives the lock up meanwhile.
+/// Releases the lock meanwhile.
 void agent_core::revoke_all(lock_type& lock, const std::vector<revocation>& those, memory_id of) {
   for (const auto& one : those) {
     revoking_.emplace(std::pair{one.link, one.grant.transfer.value}, of);
@@ -162,10 +163,10 @@ void agent_core::revoke_all(lock_type& lock, const std::vector<revocation>& thos
   }
   lock.lock();
   for (const auto& one : quiescent) revoking_.erase(one);
-  wake_waiters();  // who deregisters may have waited for these
+  wake_waiters();  // `deregister` may be waiting for these
 }
 
-// -- described
+// -- descriptors
 
 descriptor agent_core::own_descriptor() const {
   descriptor self;

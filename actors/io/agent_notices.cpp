@@ -7,19 +7,19 @@
 
 #include "troupe/io/agent_core.hpp"
 
-// Notices, with the count of those that the other end has not read, and events.
+// Notices, the accounting of unread ones, and events.
 
 namespace troupe::io {
 
 namespace {
 
-/// A peer whose notices go beyond what it was told by so many breaks the protocol; those that were
-/// cancelled on the way may go beyond by a few.
+/// A peer that exceeds its room by this factor violates the protocol; notices cancelled in flight
+/// may exceed the room slightly.
 constexpr std::uint64_t tolerance = 2;
-/// The part of the room that a peer hears to be free again, at the latest.
+/// The peer is told of free room at the latest when 1/`parts_told` of the room is free again.
 constexpr std::uint64_t parts_told = 4;
 
-/// Of those that a peer has sent, or this agent to itself.
+/// The unread notices that a peer has sent, or that this agent has sent to itself.
 notice_count unread_of(const remote_agent& who) noexcept {
   return {who.received.notices - who.taken.notices, who.received.bytes - who.taken.bytes};
 }
@@ -28,8 +28,8 @@ notice_count unread_of(const remote_agent& who) noexcept {
 
 // -- sent
 
-/// Whether one more notice may go to the peer. If not, sees to it that we hear when it may, and has given
-/// the lock up meanwhile.
+/// Checks that one more notice may go to the peer. If not, asks the peer for its count, and
+/// releases the lock meanwhile.
 result<void> agent_core::look_for_room(lock_type& lock, const peer_ptr& who, std::size_t bytes) {
   if (who->is_self) {
     const auto unread = unread_of(*who);
@@ -71,7 +71,7 @@ result<void> agent_core::notify(peer_id who, std::span<const std::byte> bytes) {
   return {};
 }
 
-/// In their order: one thread at a time. Without the lock.
+/// Sends the waiting notices in order: one thread at a time. Called without the lock.
 void agent_core::send_notes(const peer_ptr& who) {
   lock_type lock{mutex_};
   if (std::exchange(who->sending_notes, true)) return;  // that thread sends ours as well
@@ -98,7 +98,7 @@ void agent_core::send_notes(const peer_ptr& who) {
       }
       break;
     }
-    // Whoever brought the next link up has left these to us.
+    // The thread that brought the next link up has left these notices to this one.
     if (who->link != link) continue;
     loop_->post([this, link, why = sent.error()] { link_went(link, why); });
     break;
@@ -106,13 +106,13 @@ void agent_core::send_notes(const peer_ptr& who) {
   who->sending_notes = false;
 }
 
-/// Of a link that has ended, whose peer lives.
+/// Reports notices that may be lost with a link; the peer lives.
 void agent_core::tell_of_lost_notes(remote_agent& who) {
   if (std::exchange(who.unsure_notes, 0) == 0 || who.removed || who.notes_event) return;
   who.notes_event = put_event({.what = event_kind::notices_lost, .who = who.id});
 }
 
-/// The peer has counted.
+/// Takes the peer's count of notices.
 void agent_core::on_taken(std::uint64_t link, const peer_ptr& who, const taken& said) {
   const lock_type lock{mutex_};
   if (who->link != link) return;
@@ -120,7 +120,7 @@ void agent_core::on_taken(std::uint64_t link, const peer_ptr& who, const taken& 
   who->account.on_count(said);
 }
 
-/// On the loop's thread: the link takes no more frames just now.
+/// On the loop's thread. Retries after a pause, because the link is full.
 void agent_core::send_notes_later(const peer_ptr& who) {
   constexpr std::chrono::milliseconds pause{2};
   static_cast<void>(loop_->call_at(control_channel::clock::now() + pause, [this, who] {
@@ -132,8 +132,9 @@ void agent_core::send_notes_later(const peer_ptr& who) {
   }));
 }
 
-/// So that notices of which nobody knows whether they arrived do not count for ever, nor those that the
-/// peer took while there was no link to tell it over. Gives the lock up.
+/// Asks for the peer's count. Otherwise notices of unknown fate, and notices that the peer took
+/// while it had no link to report them over, would count as unread for ever. Releases the lock
+/// meanwhile.
 void agent_core::ask_for_count(lock_type& lock, const peer_ptr& who) {
   if (who->now != remote_agent::phase::up) {
     who->wants_count = true;
@@ -212,14 +213,14 @@ std::vector<notice> agent_core::take_notices(std::size_t max) {
   return some;
 }
 
-/// Whether so much was taken that the peer should know.
+/// Whether enough notices were taken to report it to the peer.
 bool agent_core::counts_are_due(const remote_agent& who) const {
   return who.taken == who.received ||
          who.taken.notices - who.told_taken.notices >= options_.max_notices / parts_told ||
          who.taken.bytes - who.told_taken.bytes >= options_.max_notice_bytes / parts_told;
 }
 
-/// `answers` is the number of the peer's question; 0: it has asked none. Without the lock.
+/// `answers` is the number of the peer's question; 0: unasked. Called without the lock.
 void agent_core::send_counts(const peer_ptr& who, std::uint64_t answers) {
   lock_type lock{mutex_};
   const auto wire = wire_of(who->guest_link);
@@ -227,7 +228,7 @@ void agent_core::send_counts(const peer_ptr& who, std::uint64_t answers) {
   const taken said{.received = who->received, .taken = who->taken, .answers = answers};
   who->told_taken = who->taken;
   lock.unlock();
-  // A link that does not take it is on its end, and the next greeting has the count.
+  // A link that does not take the frame is about to end, and the next greeting carries the count.
   static_cast<void>(wire->send_soon(encode_frame(said)));
 }
 
@@ -245,7 +246,7 @@ void agent_core::drop_event(std::optional<event_ref>& what) {
   calm_event_fd();
 }
 
-/// The descriptor is readable while there are events.
+/// Drains the event descriptor once there are no events: it is readable only while there are some.
 void agent_core::calm_event_fd() {
   if (!events_.empty()) return;
   std::uint64_t count = 0;

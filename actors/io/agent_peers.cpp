@@ -4,7 +4,7 @@
 
 #include "troupe/io/agent_core.hpp"
 
-// Which agents there are, as far as their descriptors and greetings say.
+// The agents that this agent knows from descriptors and greetings.
 
 namespace troupe::io {
 
@@ -24,7 +24,7 @@ void learn(remote_agent& who, std::vector<described_memory> memories) {
   }
 }
 
-/// Whether two descriptors are of one agent at one place, whatever memory they name.
+/// Whether two descriptors are of the same agent at the same address, whatever memory they name.
 bool same_agent(const descriptor& a, const descriptor& b) {
   return a.life == b.life && a.token == b.token && a.host == b.host && a.port == b.port &&
          a.name == b.name;
@@ -69,7 +69,7 @@ result<agent_core::peer_ptr> agent_core::take_in(descriptor said) {
   return made;
 }
 
-/// Of those that greeted us and that our program knows by their notices only.
+/// Forgets a peer that has left, is known only from its greeting, and has no notices unread.
 void agent_core::forget_one_that_left() {
   const auto at = std::ranges::find_if(peers_, [](const auto& known) {
     const auto& one = *known.second;
@@ -101,8 +101,8 @@ result<peer_id> agent_core::add_peer(std::span<const std::byte> bytes) {
   auto said = descriptor::decode(bytes);
   if (!said) return fail(std::move(said).error());
   const lock_type lock{mutex_};
-  // The program's word counts for more than a greeting, in which anybody with a descriptor of ours may
-  // have taken the peer's life for its own.
+  // A descriptor from the program overrides a greeting, in which anybody with a descriptor of ours
+  // could have claimed the peer's life.
   if (const auto at = by_life_.find(said->life.value); at != by_life_.end()) {
     const auto greeted = at->second;
     if (!greeted->added && !greeted->is_self && !same_agent(greeted->known, *said)) forget(greeted);

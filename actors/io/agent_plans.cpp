@@ -3,7 +3,7 @@
 
 #include "troupe/io/agent_core.hpp"
 
-// Lists of places, and the transfers that are made of two of them.
+// Lists of places, and the transfers made from two lists.
 
 namespace troupe::io {
 
@@ -22,7 +22,7 @@ unexpected nobody_holds(std::size_t index, const entry& what, const std::string&
                   std::to_string(what.length) + " bytes from there; register the memory first");
 }
 
-/// From the first byte to the last; what wraps is found by who looks closer.
+/// The length from the first byte to the last. May wrap; later checks reject entries that do.
 std::uint64_t rough_hull(const entry& what) {
   if (what.count <= 1) return what.length;
   return (std::uint64_t{what.count} - 1) * what.stride + what.length;

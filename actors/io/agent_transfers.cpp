@@ -10,7 +10,7 @@ namespace troupe::io {
 
 namespace {
 
-/// Whether what failed so may have been delivered nevertheless.
+/// Whether a transfer that failed with this code may have been delivered nevertheless.
 bool leaves_doubt(errc code) noexcept {
   return code == errc::aborted || code == errc::link_broken || code == errc::peer_lost ||
          code == errc::deadline;
@@ -74,7 +74,7 @@ result<void> agent_core::post(transfer_handle which, std::span<const std::byte> 
   return {};
 }
 
-/// Gives the lock up, at its end for good.
+/// Releases the lock meanwhile, and may return without it.
 void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which,
                        then caller) {
   which->at = agent_transfer::stage::waiting;
@@ -93,7 +93,7 @@ void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr&
   want_link(who);
 }
 
-/// Those that wait for a link, or for grants, and have them now. Gives the lock up meanwhile.
+/// Posts the waiting transfers that have their link and grants now. Releases the lock meanwhile.
 void agent_core::go_on(lock_type& lock, const peer_ptr& who) {
   grant_questions ask;
   auto some = std::exchange(who->waiting, {});
@@ -107,8 +107,8 @@ void agent_core::go_on(lock_type& lock, const peer_ptr& who) {
     }
   }
   ask_for_grants(lock, who, ask);
-  // The peer or its link may have gone while this thread had the transfers in hand, and whoever ended
-  // what waits did not see them.
+  // The peer or its link may have gone while this thread held the transfers, out of sight of the
+  // code that fails the waiting ones.
   if (who->removed) fail_waiting(who, removed_error(*who));
   if (who->now == remote_agent::phase::gone) fail_waiting(who, *who->last_error);
   if (who->waiting.empty() || who->now == remote_agent::phase::up) return;
@@ -117,7 +117,8 @@ void agent_core::go_on(lock_type& lock, const peer_ptr& who) {
   lock.lock();
 }
 
-/// What a link moves for it; empty where the peer's grants are not as it has described its memory.
+/// The pieces that a link moves for the transfer. Empty if the peer's grants do not match its
+/// descriptor.
 std::optional<std::vector<transport::piece>> agent_core::pieces_of(remote_agent& who,
                                                                    const agent_transfer& which) {
   std::vector<transport::piece> pieces;
@@ -196,7 +197,7 @@ void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transf
     who->account.batch_ends();
     who->account.take_back(*noted);
   }
-  // Whoever stopped it on a link that was gone has ended it.
+  // `stop` has already ended a transfer whose link was gone.
   if (which->run != run || which->at == agent_transfer::stage::idle) return;
   if (which->at == agent_transfer::stage::stopping) {
     which->completed = true;
@@ -231,7 +232,8 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
   const auto peer = find_peer(one->who);
   if (peer && done.failure->code == errc::grant_revoked &&
       one->moves->remote_memories.size() == 1 && (*peer)->link == link) {
-    // The owner has deregistered the memory, or only ends the link. The next transfer asks again.
+    // The owner has deregistered the memory, or is merely ending the link. The next transfer asks
+    // again.
     auto& grants = (*peer)->grants;
     const auto known = grants.find(one->moves->remote_memories.front());
     if (known != grants.end() && !known->second.parts.empty()) grants.erase(known);
@@ -259,7 +261,7 @@ void agent_core::on_quiescent(std::uint64_t link, transfer_id of) {
 
 // -- ends
 
-/// Gives the lock up meanwhile.
+/// Releases the lock meanwhile.
 void agent_core::stop(lock_type& lock, const transfer_ptr& which, troupe::error why,
                       bool is_cancel) {
   switch (which->at) {
@@ -283,7 +285,7 @@ void agent_core::stop(lock_type& lock, const transfer_ptr& which, troupe::error 
   which->at = agent_transfer::stage::stopping;
   which->stop_is_cancel = is_cancel;
   which->stop_as = std::move(why);
-  if (which->link == 0) {  // a copy of ours, which ends by itself
+  if (which->link == 0) {  // a local copy, which ends by itself
     which->quiescent = true;
     return;
   }
@@ -327,7 +329,7 @@ void agent_core::finish(const transfer_ptr& which, std::optional<troupe::error> 
   wake_waiters();
 }
 
-/// What waits for a link that there will not be.
+/// Fails the transfers that wait for a link that cannot be made.
 void agent_core::fail_waiting(const peer_ptr& who, const troupe::error& why) {
   for (const auto& one : std::exchange(who->waiting, {})) {
     if (one->at != agent_transfer::stage::waiting) continue;
@@ -335,7 +337,7 @@ void agent_core::fail_waiting(const peer_ptr& who, const troupe::error& why) {
   }
 }
 
-/// One that was not handed to a link.
+/// Fails a transfer that was not handed to a link.
 void agent_core::refuse(remote_agent& who, const transfer_ptr& which, troupe::error why) {
   if (which->has_note) who.account.unreserve(which->note.size());
   finish(which, std::move(why), 0, which->moves->all_entries());
@@ -371,7 +373,7 @@ void agent_core::look_at_deadlines() {
   });
 }
 
-// -- looked at
+// -- status
 
 result<status> agent_core::status_of(transfer_handle which) const {
   const lock_type lock{mutex_};

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-/// How numbers, strings and lists lie in the bytes that agents exchange: numbers little-endian, a string
-/// or a run of bytes after its length in 4 bytes.
+/// The encoding of numbers, strings and lists between agents: numbers are little-endian; a string
+/// or a run of bytes follows its length in 4 bytes.
 namespace troupe::io {
 
 class byte_writer {
@@ -22,7 +22,7 @@ class byte_writer {
       if constexpr (sizeof number > 1) number = static_cast<Number>(number >> 8);
     }
   }
-  /// Without a length.
+  /// Writes no length.
   void put_raw(std::span<const std::byte> bytes) {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
@@ -39,8 +39,8 @@ class byte_writer {
   std::vector<std::byte> bytes_;
 };
 
-/// Reads what somebody else wrote. Whatever is not there reads as 0 or empty, and `ok` is false from then
-/// on; nothing is allocated for a length that the bytes do not have.
+/// Reads untrusted bytes. A missing field reads as 0 or empty, and `ok` is false from then on;
+/// nothing is allocated for a length that the bytes do not have.
 class byte_reader {
  public:
   explicit byte_reader(std::span<const std::byte> bytes) noexcept : left_{bytes} {}
@@ -81,9 +81,9 @@ class byte_reader {
     left_ = {};
   }
 
-  /// Whether everything that was read was there.
+  /// Whether every read so far succeeded.
   [[nodiscard]] bool ok() const noexcept { return ok_; }
-  /// And nothing follows.
+  /// Whether every read succeeded and nothing follows.
   [[nodiscard]] bool at_end() const noexcept { return ok_ && left_.empty(); }
   [[nodiscard]] std::span<const std::byte> rest() const noexcept { return left_; }
 

@@ -17,10 +17,10 @@ namespace troupe::io {
 namespace {
 
 constexpr std::size_t length_size = 4;
-/// Looks in one time of silence.
+/// How often the channel checks the peer within `silence`.
 constexpr int looks = 4;
 
-/// A peer that closes with something unread in its socket resets the connection.
+/// A peer that closes a socket with unread bytes in it resets the connection.
 bool says_closed(int error) noexcept {
   return error == ECONNRESET || error == EPIPE;
 }

@@ -11,14 +11,14 @@
 
 namespace troupe::io {
 
-/// Messages over one connection that the door has let through. Lives on the loop's thread. Watches that
-/// the peer says something: it pings, and ends the connection when nothing has come for too long.
+/// Messages over one connection that the door has admitted. Lives on the loop's thread. Pings the
+/// peer, and ends the connection when the peer has been silent for too long.
 class control_channel : public std::enable_shared_from_this<control_channel> {
  public:
   using clock = actors::door_loop::clock;
   struct listener {
     std::function<void(control_message)> on_message;
-    /// At most once; not after `close`. `peer_lost`, `unauthorized` (what came is no message).
+    /// At most once; not after `close`. `peer_lost`, `unauthorized` (the bytes are not a message).
     std::function<void(troupe::error why)> on_end;
   };
 
@@ -27,19 +27,20 @@ class control_channel : public std::enable_shared_from_this<control_channel> {
   control_channel& operator=(const control_channel&) = delete;
   ~control_channel() = default;
 
-  /// Once, before anything is sent.
+  /// Called once, before anything is sent.
   void begin(listener tell);
-  /// What cannot be sent ends the connection.
+  /// A message that cannot be sent ends the connection.
   void send(const control_message& said);
-  /// Ends it; what was sent and fits the socket still goes out. Nobody is told.
+  /// Closes the connection without a call of `on_end`; bytes already in the socket still go out.
   void close();
   [[nodiscard]] bool open() const noexcept { return static_cast<bool>(fd_); }
-  /// Whether the peer has closed it, in good order or with its process: it is not merely silent.
+  /// Whether the peer has closed the connection, in good order or by its process's end, rather than
+  /// falling silent.
   [[nodiscard]] bool closed_by_peer() const noexcept { return closed_by_peer_; }
 
  private:
   void on_ready(std::uint32_t events);
-  /// False: the connection has ended.
+  /// Returns false if the connection has ended.
   [[nodiscard]] bool read_some();
   [[nodiscard]] bool take_messages();
   void flush();

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::array magic{std::byte{0x89}, std::byte{'T'}, std::byte{'R'},  std::byte{'P'},
                            std::byte{'I'},  std::byte{'O'}, std::byte{'\n'}, std::byte{0}};
-constexpr std::size_t size_at = 10;  ///< of the field `size`
+constexpr std::size_t size_at = 10;  ///< offset of the field `size`
 constexpr std::size_t header_size = 14;
 constexpr std::size_t check_size = 8;
 
@@ -42,7 +42,7 @@ void put(byte_writer& to, const described_memory& memory) {
   }
 }
 
-/// Empty where it makes no sense.
+/// Empty if the memory is malformed.
 std::optional<described_memory> take_memory(byte_reader& from) {
   described_memory memory{.number = from.take<std::uint64_t>(), .rights = {}, .parts = {}};
   const auto rights = access_from(from.take<std::uint8_t>());

@@ -12,13 +12,13 @@
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/types.hpp"
 
-/// What an agent tells of itself and its memory, as bytes that its program carries to peers.
+/// An agent's description of itself and its memory, as bytes that its program carries to peers.
 ///
 ///     magic       8   0x89 "TRPIO\n" 0
 ///     version     2   1
 ///     size        4   of the whole
 ///     life        8   the agent's incarnation
-///     token      16   random, of this life: what a greeting is proved with
+///     token      16   random for this life; proves a greeting
 ///     port        2
 ///     host, name      texts of at most 255 and 256 bytes
 ///     memories    4   how many follow
@@ -29,9 +29,9 @@
 ///         offset  8   of the part in the region
 ///         address 8   in the agent's process
 ///         length  8
-///     check       8   FNV-1a of everything before: bytes that were damaged or cut, not forged
+///     check       8   FNV-1a of everything before: detects damaged or cut bytes, not forgery
 ///
-/// Memories may share regions: a region is a range that no other overlaps, a memory is what was registered.
+/// Memories may share regions: regions do not overlap, a memory is one registration.
 namespace troupe::io {
 
 using agent_token = std::array<std::byte, 16>;
@@ -68,11 +68,11 @@ struct descriptor {
   static constexpr std::size_t max_host = 255, max_name = 256, max_parts = 1024;
 
   [[nodiscard]] std::vector<std::byte> encode() const;
-  /// `invalid_config`: these bytes are no descriptor; `version_mismatch`.
+  /// `invalid_config`: not a descriptor; `version_mismatch`.
   [[nodiscard]] static result<descriptor> decode(std::span<const std::byte> bytes);
 };
 
-/// Of the number that travels.
+/// Decodes the number on the wire; empty if it is unknown.
 [[nodiscard]] std::optional<transport::access> access_from(std::uint8_t number) noexcept;
 
 }  // namespace troupe::io

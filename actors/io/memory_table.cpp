@@ -87,7 +87,8 @@ std::vector<region_id> memory_table::let_leave(memory_id id) {
   auto* one = find(id);
   if (one == nullptr) return {};
   if (std::exchange(one->left, true)) return one->leaving;
-  // Two memories that leave at once must not each take the other for one that stays.
+  // Release the uses now, not in `remove`: of two memories that leave together, each would
+  // otherwise see the other as a remaining user.
   for (const auto& part : one->what.parts) {
     auto& region = regions_.at(part.address - part.offset);
     if (--region.uses != 0) continue;
@@ -104,7 +105,7 @@ void memory_table::remove(memory_id id) {
   const auto& what = at->second.what;
   for (const auto& part : what.parts) {
     const auto region = regions_.find(part.address - part.offset);
-    // A region that left with another memory is that one's to forget.
+    // A region that left with another memory is removed with that memory.
     if (region != regions_.end() && std::ranges::find(gone, region->second.id) != gone.end()) {
       regions_.erase(region);
     }

@@ -23,30 +23,31 @@ struct own_memory {
   std::string name;
   std::byte* base{nullptr};
   std::uint64_t age{0};              ///< counts up from the oldest memory
-  bool withdrawn{false};             ///< nobody begins to use it any more
-  std::uint32_t busy{0};             ///< calls that are using it, or granting it, just now
-  bool left{false};                  ///< it uses its regions no more
-  std::vector<region_id> leaving{};  ///< regions that nothing uses since it left them
+  bool withdrawn{false};             ///< no new use may begin
+  std::uint32_t busy{0};             ///< calls that are using or granting it now
+  bool left{false};                  ///< it no longer uses its regions
+  std::vector<region_id> leaving{};  ///< regions left unused when it left them
 };
 
 /// The memories of an agent over the regions of its endpoint. Regions do not overlap, memories may:
-/// a memory gets regions for the bytes that have none yet, and each region counts those that it
-/// serves. Numbers of memories are drawn, so that whoever knows some of them cannot guess another.
-/// Not thread-safe.
+/// a memory gets regions for the bytes that have none yet, and each region counts the memories that
+/// it serves. Memory numbers are random, so that knowing some of them does not help to guess
+/// another. Not thread-safe.
 class memory_table {
  public:
   struct gap {
     std::uint64_t address{0}, length{0};
   };
-  /// The stretches of these bytes that no region has.
+  /// The ranges of these bytes that no region covers.
   [[nodiscard]] std::vector<gap> gaps_in(std::span<const std::byte> bytes) const;
-  /// Takes in the region that was made for a gap, which nothing uses yet.
+  /// Adds the region that was made for a gap. Nothing uses the region yet.
   void add_region(region_id id, const gap& of);
-  /// All of `bytes` is in regions. `overloaded`: in too many, or in one that is leaving.
+  /// Adds a memory; regions must cover all of `bytes`. `overloaded`: there are too many regions, or
+  /// one is leaving.
   [[nodiscard]] result<memory_id> add(std::span<std::byte> bytes, std::string name,
                                       transport::access rights);
-  /// The memory uses its regions no more. Returns those that nothing else uses, the same ones each time:
-  /// no memory gets them from now on.
+  /// Ends the memory's use of its regions. Returns the regions that nothing else uses, the same
+  /// ones on every call; they are not given to any memory from now on.
   [[nodiscard]] std::vector<region_id> let_leave(memory_id id);
   /// Forgets the memory, and the regions that left with it.
   void remove(memory_id id);
@@ -56,10 +57,10 @@ class memory_table {
 
   [[nodiscard]] own_memory* find(memory_id id);
   [[nodiscard]] const own_memory* find(memory_id id) const;
-  /// One that is not withdrawn and holds all these bytes.
+  /// A memory that is not withdrawn and holds all these bytes.
   [[nodiscard]] const own_memory* find_at(std::uint64_t address, std::uint64_t length) const;
   [[nodiscard]] std::size_t size() const noexcept { return memories_.size(); }
-  /// The oldest first.
+  /// Oldest first.
   [[nodiscard]] std::vector<memory_id> all() const;
 
  private:

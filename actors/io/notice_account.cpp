@@ -13,7 +13,7 @@ std::uint64_t less(std::uint64_t from, std::uint64_t what) noexcept {
 }  // namespace
 
 bool notice_account::has_room_for(std::size_t bytes) const noexcept {
-  // A peer may say what it likes of its room and of what it has taken, not of what waits here.
+  // The peer's claims about its room do not lift the limit on notices that wait here.
   if (reserved_.notices >= most_.notices || reserved_.bytes + bytes > most_.bytes) return false;
   const auto unread = less(handed_.notices + reserved_.notices, taken_.notices);
   const auto unread_bytes = less(handed_.bytes + reserved_.bytes, taken_.bytes);
@@ -55,12 +55,12 @@ std::optional<std::uint64_t> notice_account::ask() noexcept {
 }
 
 void notice_account::on_count(const taken& said) noexcept {
-  // Counts of two threads of the peer may come in either order.
+  // Counts from two threads of the peer may arrive in either order.
   taken_.notices = std::max(taken_.notices, said.taken.notices);
   taken_.bytes = std::max(taken_.bytes, said.taken.bytes);
   if (!asked_ || said.answers != *asked_) return;
   asked_.reset();
-  // What was handed over since, or is on its way, is not in the peer's count.
+  // The peer's count does not include notices handed over since or still in flight.
   if (asked_at_ != changes_ || in_flight_ != 0) return;
   handed_ = said.received;
   uncertain_ = false;
@@ -70,7 +70,7 @@ void notice_account::begin(const accepted& said) noexcept {
   room_ = said.room;
   handed_ = said.received;
   taken_ = said.taken;
-  // A batch of a former link may end yet, and be taken for one that did not arrive.
+  // A batch of a former link may still end, and its notice then be counted as not arrived.
   uncertain_ = in_flight_ != 0;
   asked_.reset();
 }

@@ -12,7 +12,7 @@ std::string words_of(const entry& what) {
          std::to_string(what.address);
 }
 
-/// From the first byte to the last.
+/// The length from the first byte to the last.
 result<std::uint64_t> hull_of(const entry& what) {
   if (what.length == 0 || what.count == 0) {
     return fail(errc::out_of_range, words_of(what) + ": an entry has at least 1 byte");
@@ -34,7 +34,7 @@ const memory_part& part_at(const described_memory& where, std::uint64_t address)
   return *std::prev(after);
 }
 
-/// One repetition, cut at the borders of parts.
+/// Adds one repetition, cut at the borders of parts.
 void add_cut(placed_list& to, const described_memory& where, std::uint64_t address,
              std::uint64_t length) {
   while (length > 0) {
@@ -50,11 +50,11 @@ void add_cut(placed_list& to, const described_memory& where, std::uint64_t addre
   }
 }
 
-/// A run of which some bytes are paired already.
+/// Runs of an entry whose first bytes are already paired.
 struct rest_of_runs {
   std::span<const region_run> runs;
   std::uint32_t repetition{0};
-  std::uint64_t done{0};  ///< bytes of the repetition
+  std::uint64_t done{0};  ///< paired bytes of the repetition
 
   [[nodiscard]] bool over() const noexcept { return runs.empty(); }
   [[nodiscard]] const region_run& now() const noexcept { return runs.front(); }
@@ -96,7 +96,7 @@ class batch_builder {
                 std::span<const region_run> remote) {
     rest_of_runs here{local};
     rest_of_runs there{remote};
-    // Two entries of many repetitions that are cut differently make more segments than either has runs.
+    // Two entries cut differently, with many repetitions, make more segments than either has runs.
     while (!here.over() && !there.over() && segments_ <= max_runs) {
       const auto& from = here.now();
       const auto& to = there.now();
@@ -154,7 +154,7 @@ class batch_builder {
     made_.bytes += next.length * next.count;
     made_.entries = number + 1;
     auto& group = group_for(local, remote);
-    // What it serves is a range of entries: an entry in between is of another group.
+    // A segment serves a contiguous range of entries; an entry in between belongs to another group.
     if (!group.segments.empty() && goes_on(group.segments.back(), next) &&
         (group.entries.back().last == number ||
          (merge_ == merge_entries::yes && group.entries.back().last + 1 == number))) {

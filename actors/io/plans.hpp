@@ -7,12 +7,13 @@
 #include "troupe/io/agent.hpp"
 #include "troupe/io/descriptor.hpp"
 
-/// From lists of places to what a link moves. Pure: what is known of memories comes in.
+/// Turns lists of places into the segments that a link moves. Pure: callers pass in what is known
+/// of memories.
 namespace troupe::io {
 
-/// Bytes in one region, as `segment` has them on one side.
+/// Bytes in one region: one side of a `segment`.
 struct region_run {
-  std::uint64_t memory{0};  ///< its number
+  std::uint64_t memory{0};  ///< number of the memory
   region_id region;
   std::uint64_t offset{0}, length{0}, stride{0};
   std::uint32_t count{1};
@@ -32,8 +33,9 @@ struct placed_list {
 
 inline constexpr std::size_t max_runs = std::size_t{1} << 20;
 
-/// Appends the entry, whose address is one of `where`'s owner. `out_of_range`: it is not in that memory whole,
-/// has no bytes, repeats itself over itself, or wraps. `overloaded`: too many runs.
+/// Appends the entry; its address is in the process of `where`'s owner. `out_of_range`: the entry
+/// is not wholly inside that memory, is empty, overlaps its own repetitions, or wraps.
+/// `overloaded`: too many runs.
 [[nodiscard]] result<void> add_entry(placed_list& to, const described_memory& where,
                                      const entry& what);
 
@@ -48,25 +50,27 @@ struct planned_batch {
     struct entry_range {
       std::uint32_t first{0}, last{0};
     };
-    std::vector<entry_range> entries{};  ///< that each segment serves
+    std::vector<entry_range> entries{};  ///< the entries that each segment serves
   };
   std::vector<group> groups{};
   std::vector<std::uint64_t> local_memories{}, remote_memories{};  ///< each once
   std::uint64_t bytes{0};
   std::uint32_t entries{0};
 
-  /// Of segments counted over all groups in order.
+  /// The entries of these segments, which are counted over all groups in order.
   [[nodiscard]] std::vector<std::uint32_t> entries_of(
       std::span<const std::uint32_t> segments) const;
   [[nodiscard]] std::vector<std::uint32_t> all_entries() const;
 };
 
-/// Whether the remote side of the group lies in this memory, as its owner knows it. `out_of_range`.
+/// Checks that the remote side of the group lies in this memory, as its owner knows it.
+/// `out_of_range`.
 [[nodiscard]] result<void> check_within(const planned_batch::group& what,
                                         const described_memory& where);
 
-/// Entry `local_index[i]` with entry `remote_index[i]`; no index at all: each with the one of its number.
-/// `out_of_range`: an index that is none, or a pair of different sizes, with its number.
+/// Pairs entry `local_index[i]` with entry `remote_index[i]`; without indices, entries of equal
+/// number. `out_of_range`: an invalid index, or a pair of different sizes; the message names the
+/// pair.
 [[nodiscard]] result<planned_batch> pair_up(const placed_list& local,
                                             std::span<const std::uint32_t> local_index,
                                             const placed_list& remote,

@@ -213,7 +213,7 @@ control_message take_answer(byte_reader& from) {
 
 control_proof prove(proof_role who, const agent_token& token, const control_nonce& challenge,
                     const control_nonce& hello, incarnation dialer, incarnation acceptor) noexcept {
-  // Of the same length, so that role and nonces cannot run into each other.
+  // Labels of equal length: the boundary between role and nonces is unambiguous.
   constexpr std::string_view dials = "troupe agent dials v1";
   constexpr std::string_view waits = "troupe agent waits v1";
   static_assert(dials.size() == waits.size());

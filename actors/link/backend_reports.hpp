@@ -8,11 +8,11 @@
 
 namespace troupe::actors {
 
-/// Every backend of an endpoint, in the order in which `auto` prefers them: as it is now, since a
-/// device may have failed meanwhile.
+/// The present state of every backend of an endpoint (a device may have failed since the start), in
+/// the order in which `auto` prefers them.
 [[nodiscard]] std::vector<backend_report> backend_reports(const transport::endpoint& endpoint);
 
-/// Of the reason of what cannot be used: what it is, without what to do about it.
+/// The cause alone from the reason why a backend is unusable, without the advice that follows it.
 [[nodiscard]] std::string_view without_advice(std::string_view reason) noexcept;
 
 }  // namespace troupe::actors

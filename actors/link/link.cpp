@@ -60,7 +60,7 @@ link_report peer_link::report() const {
 
 void peer_link::on_down(const caf::down_msg& down) {
   const bool is_end = down.source == other_end_.address();
-  // An acceptor of an attempt that failed is watched as well, and does not matter any more.
+  // The acceptor of a failed attempt is still monitored, but does not matter any more.
   if (!is_end && down.source != peer_node_.address()) return;
   if (is_end && (!down.reason || is_made_for_the_first_time())) {
     other_end_ended(down.reason ? "the end of " + peer_.name + " crashed (" +

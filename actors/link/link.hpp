@@ -12,7 +12,7 @@ namespace links {
 class peer_link;
 }
 
-/// What the actor of a link carries: `links::peer_link` has all of it.
+/// The state of a link actor; `links::peer_link` does all the work.
 struct link_slot {
   std::unique_ptr<links::peer_link> link;
 

@@ -6,8 +6,8 @@
 
 namespace troupe::actors::links {
 
-/// What the node's heartbeats say of links counts one for as long as this lives: also one whose actor crashes is
-/// counted no more.
+/// Counts one link in the node's heartbeats for as long as this object lives, so that the link of a
+/// crashed actor is no longer counted.
 class link_count {
  public:
   explicit link_count(context_ptr context) : context_{std::move(context)} {}
@@ -16,7 +16,7 @@ class link_count {
   ~link_count() { ends(); }
 
   void is_up() { becomes(state::up); }
-  /// It is being made again.
+  /// The link broke and is being rebuilt.
   void broke() { becomes(state::broken); }
   void ends() { becomes(state::none); }
 

@@ -22,12 +22,12 @@ namespace troupe::actors::links {
 
 namespace {
 
-/// Before the first repetition; doubled with each.
+/// The pause before the first retry; doubled with each further one.
 constexpr auto first_pause = std::chrono::milliseconds{20};
 
-/// Of who it is that cannot be reached: the sentence names only the address.
-/// A member speaks our version, or it would be none: whoever speaks another has the port of a process
-/// that is gone.
+/// Adds the name of the peer, since the sentence of `why` names only the address. A process there
+/// that speaks another version is `peer_unreachable` as well: every member speaks our version, so
+/// that process has taken the port of one that is gone.
 troupe::error unreachable(const node_info& peer, const troupe::error& why) {
   return {why.code == errc::unauthorized ? why.code : errc::peer_unreachable,
           "cannot reach " + peer.name + " at " + peer.host + ":" + std::to_string(peer.port) +
@@ -64,8 +64,8 @@ bool worth_another_backend(errc code) {
 
 }  // namespace
 
-/// To make a link again every attempt takes its `connect_timeout`, also one that fails at once: what
-/// broke it may take a while to be mended. A peer that has died is heard of meanwhile.
+/// While a link is being rebuilt, every attempt lasts `connect_timeout`, even if it fails at once:
+/// the cause of the break may take a while to be mended. News of a peer's death arrives meanwhile.
 std::chrono::milliseconds peer_link::pause_before_next() const {
   const std::chrono::milliseconds pause = first_pause * (1u << std::min(attempts_, 6u));
   if (!broke_) return pause;
@@ -77,9 +77,9 @@ bool peer_link::was_given_up(transport::backend_kind kind) const {
   return std::ranges::find(failed_, kind, &failed_backend::kind) != failed_.end();
 }
 
-/// The membership says where the peer is, the acceptor's reply on which GPUs its cache is, and each
-/// side refuses what it cannot reach. `auto` leaves out what is unusable here or cannot join the two,
-/// and asks for the others in order of preference.
+/// The membership says where the peer is, the acceptor's reply names the GPUs of its cache, and
+/// each side refuses a backend that cannot reach the other. `auto` skips backends that are unusable
+/// here or cannot join the two nodes, and asks for the others in order of preference.
 std::optional<transport::backend_kind> peer_link::next_kind() const {
   const auto& settings = context_->settings;
   const auto tried = [&](transport::backend_kind kind) { return was_given_up(kind); };
@@ -108,14 +108,14 @@ std::string peer_link::failures() const {
   return text;
 }
 
-/// "; xgmi: not built; shm: another host": what `auto` asks nobody for.
+/// "; xgmi: not built; shm: another host": the backends that `auto` skips.
 std::string peer_link::left_out() const {
   std::string text;
   for (const auto& other : context_->endpoint->backends()) {
     const auto name = "; " + std::string{transport::to_string(other.kind)} + ": ";
     if (!other.state.usable) {
       text += name;
-      // What to do about it is for whoever asks `troupe info`.
+      // `troupe info` prints the advice.
       text += without_advice(other.state.reason);
     } else if (const auto why = in_the_way(other.kind); why && !was_given_up(other.kind)) {
       text += name + why->message;
@@ -129,7 +129,7 @@ std::string peer_link::reason_for(transport::backend_kind kind) const {
   return "best that both sides can use" + failures() + left_out();
 }
 
-/// What the caller reads when no backend is left.
+/// The error when no backend is left.
 troupe::error peer_link::none_joins() const {
   const bool automatic = !context_->settings.backend;
   return {errc::peer_unreachable, "no backend joins this node with " + peer_.name + failures() +
@@ -141,15 +141,15 @@ troupe::error peer_link::no_answer(const caf::error& err) const {
           peer_.name + " did not answer the link request (" + self_->system().render(err) + ")"};
 }
 
-/// The next request goes to the node, which makes another end.
+/// Gives the other end up. The next request goes to the peer's node, which makes another end.
 void peer_link::part_from_other_end(const std::string& why) {
   self_->demonitor(other_end_.address());
   self_->send(other_end_, link_notice{link_fate::ended, why});
   other_end_ = nullptr;
 }
 
-/// The acceptor of an attempt that came to nothing need not wait until its time is over. The next
-/// attempt has one of its own. One that may have gone up has sessions, perhaps, and is asked again.
+/// Tells the acceptor of a failed attempt not to wait until its time is over; the next attempt gets
+/// its own acceptor. An acceptor that may have come up may have sessions and is asked again.
 void peer_link::turn_away(const std::string& why) {
   if (!broke_ && !may_be_up_there_ && other_end_) part_from_other_end(why);
 }
@@ -176,15 +176,15 @@ void peer_link::got_reply(const link_reply& reply) {
   if (auto started = link_->connect(offer); !started) backend_failed(started.error());
 }
 
-/// What an attempt hears late is neither for the pause behind it nor for the next one, which may be over
-/// another backend.
+/// A late answer to an attempt counts neither in the pause after it nor for the next attempt, which
+/// may use another backend.
 std::function<bool()> peer_link::over_with() const {
   return [this, attempt = generation_] {
     return generation_ != attempt || phase_ != phase::dialling || !link_;
   };
 }
 
-/// For the attempt whose transport is open.
+/// The request for the attempt whose transport is open.
 link_request peer_link::request_of_attempt() const {
   link_request request;
   request.cluster = context_->settings.cluster;
@@ -216,7 +216,7 @@ void peer_link::ask_node() {
           });
 }
 
-/// The actor of the peer's end, not its node: the link stays the same for both sides' sessions.
+/// Asks the actor of the peer's end, not the node, so that both sides' sessions keep their link.
 void peer_link::ask_other_end() {
   const auto is_over = [this, over = over_with(), end = other_end_.address()] {
     return over() || other_end_.address() != end;
@@ -240,7 +240,7 @@ void peer_link::ask_other_end() {
             if (!late && may_have_another()) {
               ask_node_instead();
             } else if (late && may_have_another() && std::exchange(unanswered_, true)) {
-              end_link(no_answer(err));  // as where the node does not answer
+              end_link(no_answer(err));  // as if the node did not answer
             } else {
               backend_failed(no_answer(err));
             }
@@ -299,12 +299,12 @@ void peer_link::backend_failed(const troupe::error& why) {
     end_link(broke_ ? given_up(why) : why);
     return;
   }
-  // The sentence of the last failure is what the caller reads if nothing else is left.
+  // The caller reads the sentence of the last failure if no backend is left.
   why_ended_ = to_string(why);
   phase_ = phase::dialling;
   turn_away(why_ended_);
-  // What cannot be used here or there will not be usable in a moment either, and the peer does not
-  // wait for ever. But a link that was up may find its port up again.
+  // A backend that is unusable at either side will not become usable in a moment, and the peer does
+  // not wait for ever. But the device port of a link that was up may come back.
   const bool hopeless =
       why.code == errc::backend_unavailable || (!broke_ && why.code == errc::no_device);
   const bool again = !hopeless && attempts_ < context_->settings.max_reconnects;

@@ -13,12 +13,12 @@ namespace troupe::actors::links {
 
 namespace {
 
-/// How long a node that stops waits until its peer knows: one that stands still never will.
+/// How long a node that stops waits for the peer's answer: a peer that stands still never answers.
 constexpr auto goodbye_patience = std::chrono::milliseconds{1000};
-/// How long a link whose peer has left is read on, at least.
+/// How long, at least, a link is still read after its peer has left.
 constexpr auto last_words = std::chrono::milliseconds{300};
-/// It ends after so many looks in a row that found nothing, with a pause before each; or, where the
-/// peer goes on talking although it is said to be gone, after so many at all.
+/// The link ends after `empty_looks` looks in a row that found nothing, with `look_pause` before
+/// each, or after `most_looks` looks if a peer that is said to be gone goes on sending.
 constexpr std::uint32_t empty_looks = 3;
 constexpr std::uint32_t most_looks = 100;
 constexpr auto look_pause = std::chrono::milliseconds{20};
@@ -50,7 +50,7 @@ void peer_link::end_link(troupe::error why) {
   for_room_.clear();
   for_posting_.clear();
   if (link_) link_->close();
-  // Its transport may not be able to tell it any more.
+  // The transport may no longer be able to tell the peer.
   if (other_end_ && !leaving_) self_->send(other_end_, link_notice{link_fate::ended, why.message});
   for (const auto& [transfer, session] : sessions_) {
     tell(session, session_event{link_is_lost{why}});
@@ -63,8 +63,8 @@ void peer_link::on_close_link(close_link order) {
   end_link(std::move(order.why));
 }
 
-/// The peer's transport sees a closed link sooner than its actor hears why: it would take the link for
-/// broken and make it again. So the peer hears first.
+/// The peer is told before the link is closed: its transport would see the closed link before its
+/// actor hears why, take the link for broken and rebuild it.
 void peer_link::on_leave_link(leave_link order) {
   if (phase_ == phase::ending || leaving_) return;
   if (!other_end_ || peer_leaves_) {
@@ -78,17 +78,16 @@ void peer_link::on_leave_link(leave_link order) {
       .then([end] { end(); }, [end](const caf::error&) { end(); });
 }
 
-/// What the peer said last may still be on its way through the link, a release above all: the
-/// transport reads it out before it says that the link broke. The pause is for a peer that stands
-/// still, of which the transport hears nothing. What is read slowly is another matter: an engine
-/// that has not polled, a process that was stopped itself. So the link ends only when there is
-/// nothing left to read.
+/// The peer's last messages, above all a release, may still be on their way through the link; the
+/// transport reads them before it reports that the link broke. The pause serves a peer that stands
+/// still, of which the transport hears nothing. This side may read slowly (an engine that has not
+/// polled, a process that was stopped), so the link ends only when nothing is left to read.
 void peer_link::on_peer_left(peer_left order) {
   if (phase_ == phase::ending || (peer_leaves_ && phase_ == phase::up)) {
     return;
   }
-  // Its node may have left while its link has not heard of that yet, and would take ours, closed now, for broken. It
-  // answers our goodbye, or its end is heard, or our patience ends.
+  // The peer's node may have left before its link actor hears of it, and that actor would take our
+  // link, closed now, for broken. Wait until it answers our goodbye or ends, or our patience ends.
   if (leaving_) return;
   tell(port_, port_event{link_leaves{peer_.name, peer_.incarnation, self_->id()}});
   if (phase_ != phase::up) {
@@ -105,7 +104,7 @@ void peer_link::on_read_last_frames(read_last_frames order) {
     end_link(std::move(order.why));
     return;
   }
-  // What it reports comes to the mailbox before the next look.
+  // The frames that are read here reach the mailbox before the next look.
   const auto before = link_->stats();
   read_out(frames_per_look);
   const auto after = link_->stats();

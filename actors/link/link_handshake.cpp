@@ -13,7 +13,7 @@ namespace troupe::actors::links {
 
 namespace {
 
-/// "0000:1b:00.0". It is printed in sentences, so it is nothing else either.
+/// A bus id looks like "0000:1b:00.0". Any other text is refused, since it is printed in sentences.
 bool is_bus_id(std::string_view text) {
   constexpr std::size_t longest = 32;
   return !text.empty() && text.size() <= longest && std::ranges::all_of(text, [](unsigned char c) {
@@ -21,7 +21,7 @@ bool is_bus_id(std::string_view text) {
   });
 }
 
-/// Why xgmi does not move this node's own cache.
+/// Why xgmi cannot move this node's own cache.
 troupe::error not_on_gpus(const node_context& here) {
   if (here.cache_in_both.empty()) {
     return {errc::backend_unavailable, "the cache of " + here.self.name +
@@ -33,19 +33,19 @@ troupe::error not_on_gpus(const node_context& here) {
               "or use shm, rdma or tcp"};
 }
 
-/// The same of a peer that names no GPUs for its cache.
+/// Why xgmi cannot move the cache of a peer that names no GPUs for it.
 troupe::error not_on_gpus(const node_info& peer) {
   return {errc::backend_unavailable, "the cache of " + peer.name +
                                          " is in memory of the host, all or a part of it, which "
                                          "xgmi does not move"};
 }
 
-/// Of a reason that a peer gives, in bytes.
+/// The longest reason taken from a peer, in bytes.
 constexpr std::size_t max_reason = 2048;
 
 }  // namespace
 
-/// The peer, with the GPUs that it names.
+/// The peer's host identity with the GPUs that it names.
 transport::host_identity peer_link::peer_with(const std::vector<std::string>& gpus) const {
   auto peer = place_of(peer_);
   peer.gpus = gpus;
@@ -57,7 +57,7 @@ link_reply peer_link::refuse(troupe::error why) {
   reply.failed = static_cast<std::uint8_t>(why.code);
   reply.sentence = why.message;
   if (broke_) {
-    // The peer may try again, or another backend.
+    // The peer may try again, or try another backend.
     phase_ = phase::dialling;
     retire_transport();
     wait_for_dialler();
@@ -67,7 +67,7 @@ link_reply peer_link::refuse(troupe::error why) {
   return reply;
 }
 
-/// The peer's end asks again. Empty: it may.
+/// Prepares for the repeated request of the peer's end. Returns the refusal; empty if it may go on.
 std::optional<link_reply> peer_link::prepare_again(const link_request& request) {
   link_reply no;
   no.failed = static_cast<std::uint8_t>(errc::peer_lost);
@@ -164,7 +164,7 @@ link_reply peer_link::accept(const link_request& request) {
                    "there is no backend number " + std::to_string(request.backend) +
                        "; run the same release of Troupe on every host"});
   }
-  // Before it may be refused, so that both sides name the same backend.
+  // Set before any refusal, so that both sides name the same backend.
   choice_ = {*kind, printable(request.reason, max_reason)};
   chose_ = true;
   if (auto known = adopt_gpus(request.gpus); !known) return refuse(known.error());

@@ -11,12 +11,12 @@ void link_pulse::sign(time_point now) noexcept {
 }
 
 link_pulse::advice link_pulse::look(time_point now) noexcept {
-  // We stood still, or were not given a core: what the peer said meanwhile may not be read yet.
+  // This process stood still or got no core: what the peer sent meanwhile may not be read yet.
   if (now - looked_ > 3 * period()) heard_ = now;
   looked_ = now;
   const auto silence = now - heard_;
   if (silence >= patience_ * 3 / 4) {
-    // The process is asked from one half on.
+    // The process is asked only from half the patience on.
     const bool answered = now - word_ < patience_ / 2;
     return answered ? advice::link_is_silent : advice::peer_is_silent;
   }

@@ -13,13 +13,13 @@ namespace troupe::actors::links {
 
 namespace {
 
-/// Before the first attempt: when the peer has died, the news of it comes meanwhile.
+/// The pause before the first attempt. If the peer has died, the news arrives meanwhile.
 constexpr auto first_rebuild_pause = std::chrono::milliseconds{20};
-/// A link that was up for so long has all its attempts again.
+/// A link that was up for longer than this gets all its attempts back.
 constexpr auto settled = std::chrono::seconds{10};
 /// Longer than the longest pause of the dialling side.
 constexpr auto spare_time = std::chrono::seconds{3};
-/// Many times what can be on its way when a link breaks; some 100 bytes each.
+/// Many times the number that can be on its way when a link breaks; some 100 bytes each.
 constexpr std::size_t max_last_words = 1024;
 
 }  // namespace
@@ -32,8 +32,8 @@ bool peer_link::is_made_for_the_first_time() const {
   return is_dialler() && !broke_ && phase_ != phase::up;
 }
 
-/// Why the link broke that the peer says has broken. What this end knows of its own backend says more
-/// than what the peer saw of it, and may be on its way still.
+/// Why a link broke that the peer reports as broken. The state of this end's own backend says more
+/// than what the peer saw, and this end's own report of the break may still be on its way.
 troupe::error peer_link::cause_of(const std::string& said) const {
   for (const auto& here : context_->endpoint->backends()) {
     if (here.kind == choice_.kind && !here.state.usable) {
@@ -56,7 +56,7 @@ void peer_link::retire_transport() {
   former_link former{generation, std::move(link_), {}};
   link_.reset();
   batches_.clear();
-  for_room_.clear();  // their sessions say it again
+  for_room_.clear();  // the sessions say these messages again
   for_posting_.clear();
   former.link->close();
   for (const auto& [transfer, session] : sessions_) {
@@ -136,7 +136,7 @@ bool peer_link::repeat_words(transfer_id transfer) {
   for (const auto& word : words_) {
     if (word.transfer != transfer) continue;
     any = true;
-    (void)link_->send_frame(word.frame);  // if the link broke, they are said over the next one
+    (void)link_->send_frame(word.frame);  // if the link broke, the next one repeats the words
   }
   return any;
 }
@@ -163,10 +163,10 @@ void peer_link::other_end_ended(std::string why, bool is_gone) {
     on_peer_left(peer_left{{errc::peer_lost, std::move(why)}});
     return;
   }
-  // The acceptor may hear sooner than this end that the attempt came to nothing. The next one has another.
+  // The acceptor may hear first that the attempt failed. The next attempt has another acceptor.
   const bool was_asked = phase_ == phase::dialling && link_;
   if (was_asked && is_gone) ask_node_instead();
-  if (was_asked) return;  // until it is gone it may answer, and a refusal says more
+  if (was_asked) return;  // an acceptor not yet gone may still answer; a refusal tells more
   other_end_ = nullptr;
   if (phase_ == phase::connecting) backend_failed({errc::link_broken, std::move(why)});
 }
@@ -182,16 +182,16 @@ void peer_link::hear(const link_notice& notice) {
     case link_fate::broke:
       if (!is_dialler()) return;
       if (phase_ == phase::up) break_link(cause_of(notice.why));
-      // It was up there already, with what this attempt has made.
+      // The link of this attempt had already come up at the peer.
       if (phase_ == phase::connecting) backend_failed(cause_of(notice.why));
       return;
     case link_fate::node_stops:
-      if (leaving_) break;  // it knows that both leave
+      if (leaving_) break;  // both nodes leave, and the peer knows
       on_peer_left(peer_left{{errc::peer_lost, ended}});
       return;
     case link_fate::ended: break;
   }
-  // A fate that this release does not know is taken for the end of the link, too.
+  // A fate unknown to this release also counts as the end of the link.
   other_end_ended(ended, false);
 }
 

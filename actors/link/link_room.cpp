@@ -8,14 +8,15 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
-// A link, or the device below it, has room for so many grants. Words that need more wait until others
-// have ended, in the order in which they came: their sessions give up at their deadlines.
+// A link, or the device below it, has room for a limited number of grants. Messages that need more
+// wait in order of arrival until other grants have ended, or their sessions' deadlines have come.
 
 namespace troupe::actors::links {
 
 namespace {
 
-/// Between two looks. The link hears of its own fences at once; a device also serves other links.
+/// The pause between two looks. The link learns of its own fences at once, but a device also serves
+/// other links.
 constexpr std::chrono::milliseconds look_again{20};
 
 void put_in(session_message& message, std::vector<transport::remote_grant> given) {
@@ -32,7 +33,7 @@ void put_in(session_message& message, std::vector<transport::remote_grant> given
 
 }  // namespace
 
-/// What of the grants is not given yet, as far as there is room: `overloaded` behind that.
+/// Gives the missing grants of a message as far as there is room, else returns `overloaded`.
 result<void> peer_link::give_grants(words_with_grants& words) {
   const auto& wishes = words.order.grants;
   while (words.given.size() < wishes.size()) {
@@ -52,7 +53,7 @@ void peer_link::wait_for_room() {
 
 void peer_link::say_with_grants(say order) {
   for_room_.push_back({std::move(order), {}});
-  // Whoever came first is served first.
+  // First come, first served.
   if (for_room_.size() == 1) serve_room();
 }
 

@@ -11,18 +11,17 @@ namespace troupe::actors::links {
 
 namespace {
 
-/// Between two tries to say a last word to a peer that does not take what was said before.
+/// The pause between two tries to send a last word to a peer that does not take earlier messages.
 constexpr std::chrono::milliseconds room_for_last_words{20};
 
 }  // namespace
 
-/// What a session is told that comes to a link which cannot be used any more.
+/// The error for a session that uses a link which has ended.
 troupe::error peer_link::not_up() const {
   if (lost_) return *lost_;
   return {errc::peer_lost, "the link to " + peer_.name + " is not up"};
 }
 
-/// Whether it belongs to a transport link that was replaced.
 bool peer_link::is_over(std::uint64_t epoch) const {
   return epoch != 0 && epoch != generation_;
 }
@@ -41,10 +40,10 @@ void peer_link::on_say(say order) {
   }
   const bool up = phase_ == phase::up;
   const bool last = order.grants.empty() && is_last_word(order.message);
-  // What waits for room would come behind it, and begin again what it ends.
+  // A message that waits for room would follow the last word and begin the transfer again.
   if (last) leave_room(transfer);
-  // While the link is being made again only last words are kept: the session will hear of the new
-  // epoch, and say the rest again.
+  // While the link is being rebuilt only last words are kept: the session will hear of the new
+  // epoch and say the rest again.
   if (!last && (!up || is_over(order.epoch))) return;
   if (up && !order.grants.empty()) {
     say_with_grants(std::move(order));
@@ -56,7 +55,7 @@ void peer_link::on_say(say order) {
     sent = fail(frame.error());
   } else {
     if (up) sent = order.nobody_waits ? link_->send_soon(*frame) : link_->send_frame(*frame);
-    // It must come, and there may be nobody left to say it once more.
+    // A last word must arrive, and its session may be gone by now and cannot repeat it.
     if (last && !sent && sent.error().code == errc::overloaded) {
       self_->delayed_send(self_, room_for_last_words, link_command{std::move(order)});
       return;
@@ -82,7 +81,7 @@ void peer_link::on_post_batch(post_batch order) {
     return;
   }
   if (phase_ != phase::up || is_over(order.epoch)) return;
-  // As many as the transport takes: the rest waits here.
+  // The transport takes a limited number of batches; the rest waits here.
   if (batches_.size() >= transport::link_options{}.max_batches) {
     for_posting_.push_back(std::move(order));
     return;
@@ -109,7 +108,7 @@ void peer_link::post_waiting() {
   }
 }
 
-/// Ends as a batch does that the transport has and fences.
+/// Waiting batches end like posted ones that the transport fences.
 void peer_link::give_up_waiting(transfer_id transfer) {
   std::erase_if(for_posting_, [&](const post_batch& waiting) {
     if (waiting.work.transfer != transfer) return false;
@@ -147,7 +146,7 @@ void peer_link::on_attach_session(attach_session order) {
       }
       break;
     case phase::dialling:
-    case phase::connecting: break;  // told when it is up again
+    case phase::connecting: break;  // the session is told when the link is up again
     case phase::ending: tell(order.session, session_event{link_is_lost{not_up()}}); break;
   }
   sessions_.emplace(order.transfer, std::move(order.session));

@@ -13,13 +13,13 @@ namespace troupe::actors::links {
 
 namespace {
 
-/// Turns what the transport reports into messages, on the thread that made the progress. A frame is
-/// decoded here: what does not decode breaks the link before any actor sees it. Whether we live is
-/// answered here, too.
+/// Turns reports of the transport into messages, on the thread that made the progress. Frames are
+/// decoded here: one that does not decode breaks the link before any actor sees it. Keep-alive
+/// questions are answered here, too.
 class transport_sink final : public transport::link_sink {
  public:
   struct settings {
-    /// Of each batch that succeeds the peer's process itself has said so.
+    /// The peer's process itself acknowledges each batch that succeeds.
     bool acknowledged{false};
     bool polls{false};  ///< this process answers while its engine polls
   };
@@ -27,7 +27,7 @@ class transport_sink final : public transport::link_sink {
                  std::shared_ptr<signs_of_life> ear)
       : target_{std::move(target)}, generation_{generation}, with_{with}, ear_{std::move(ear)} {}
 
-  /// Where to answer. Before the link connects.
+  /// Sets the link that answers go over. Called before the link connects.
   void bind(const std::shared_ptr<transport::link>& link) { link_ = link; }
 
   void on_up() override { report(link_came_up{}); }
@@ -65,7 +65,7 @@ class transport_sink final : public transport::link_sink {
     if (heard->polls) ear_->peer_polls.store(true, std::memory_order_relaxed);
     if (heard->said != keep_alive::word::question) return;
     const auto link = link_.lock();
-    // One that cannot be said now is asked for again.
+    // If the answer cannot be sent now, the peer asks again.
     if (link) (void)link->send_frame(encode(keep_alive{keep_alive::word::answer, with_.polls}));
   }
 
@@ -76,7 +76,7 @@ class transport_sink final : public transport::link_sink {
   std::weak_ptr<transport::link> link_;
 };
 
-/// Whether it asks for an answer.
+/// Whether the message asks for an answer.
 bool is_request(const session_message& message) {
   return std::holds_alternative<transfer_request>(message) ||
          std::holds_alternative<transfer_hold>(message) ||
@@ -105,7 +105,7 @@ result<void> peer_link::open_transport() {
   ++generation_;
   ear_ = std::make_shared<signs_of_life>();
   transport_sink::settings with;
-  // The others' completions say what our own processor or our own NIC has done.
+  // Completions of the other backends say only what our own processor or our own NIC has done.
   with.acknowledged = choice_.kind == transport::backend_kind::tcp;
   with.polls = context_->polled;
   const auto sink =
@@ -141,10 +141,10 @@ void peer_link::on_link_came_up() {
 }
 
 void peer_link::on_session_message(session_message message) {
-  // Sessions were told that the link is lost, and the port that it is gone: nothing may follow.
+  // Sessions were told that the link is lost, and the port that it is gone: no message may follow.
   if (phase_ == phase::ending) return;
   const auto route = route_of(message);
-  // Asked again for what has ended here, since the end of it was lost with the former link.
+  // The peer repeats a request that has ended here: its last word was lost with the former link.
   if (rebuilds_ > 0 && is_request(message) && repeat_words(route)) return;
   if (const auto found = sessions_.find(route); found != sessions_.end()) {
     tell(found->second, session_event{std::move(message)});
@@ -159,8 +159,8 @@ void peer_link::on_completion(transport::completion done) {
   done.id = found->second;
   batches_.erase(found);
   if (done.failure && means_broken(*done.failure)) {
-    // The first failure is a session's outcome: it hears that the peer is lost, not that a batch
-    // failed.
+    // The first failure is the outcome of a session, which must hear that the peer is lost, not
+    // that a batch failed.
     on_link_broke(link_broke{std::move(*done.failure)});
     return;
   }
@@ -187,13 +187,13 @@ void peer_link::on_link_broke(link_broke broke) {
   switch (phase_) {
     case phase::dialling:
     case phase::connecting:
-      if (!link_) return;  // of an attempt that was given up already
+      if (!link_) return;  // the attempt was given up already
       if (role_ == transport::link_role::initiator) {
-        // Whether the peer is lost is not for the transport to say before the link is up.
+        // Before the link is up, the transport cannot tell whether the peer is lost.
         if (broke.why.code == errc::peer_lost) broke.why.code = errc::link_broken;
-        // The offer came from the peer itself. It is refused where the peer waits for us no longer, since this
-        // attempt took more than its time, or where somebody else answers in the peer's place. The next attempt
-        // has another offer.
+        // The offer came from the peer itself. It is refused if the peer no longer waits for us,
+        // since this attempt took too long, or if another process answers at the peer's address.
+        // The next attempt has another offer.
         if (broke.why.code == errc::unauthorized) broke.why.code = errc::link_broken;
         backend_failed(broke.why);
       } else if (broke_) {

@@ -15,7 +15,7 @@ namespace troupe::actors::links {
 
 namespace {
 
-/// Taken from a link in one look by who reads it himself.
+/// The bound of `read_out` when the watch itself reads the link.
 constexpr std::size_t frames_per_watch = 256;
 
 }  // namespace
@@ -24,7 +24,7 @@ bool peer_link::is_up() const {
   return phase_ == phase::up;
 }
 
-/// Something waits for the peer.
+/// Whether something waits for the peer.
 bool peer_link::in_flight() const {
   return !sessions_.empty() || !fencing_.empty();
 }
@@ -39,20 +39,21 @@ bool peer_link::worth_watching() const {
   return false;
 }
 
-/// What came over the link since the last look that only a living peer can have sent, or let through.
+/// Whether, since the last look, the link carried anything that only a living peer can have sent or
+/// let through.
 bool peer_link::moved() {
   const auto signs = ear_->signs.load(std::memory_order_relaxed);
   if (std::exchange(signs_seen_, signs) != signs) return true;
   switch (choice_.kind) {
     case transport::backend_kind::tcp: {
-      // A slow wire takes long with what is before our question. Of a peer that stands still the
-      // kernel takes some megabytes, and then no more.
+      // A slow wire needs long for the bytes queued before our question. The kernel of a peer that
+      // stands still takes some megabytes, and then no more.
       const auto stats = link_->stats();
       const auto bytes = stats.bytes_in + stats.bytes_out;
       return std::exchange(bytes_seen_, bytes) != bytes;
     }
     case transport::backend_kind::rdma:
-      // The question waits in the queue pair behind these. That the wire is dead, the NIC says.
+      // The question waits in the queue pair behind these batches. The NIC reports a dead wire.
       return std::ranges::any_of(batches_,
                                  [this](const auto& batch) { return batch.first < asked_before_; });
     case transport::backend_kind::shm:
@@ -68,7 +69,8 @@ void peer_link::ask_over_link() {
   (void)link_->send_frame(encode(keep_alive{keep_alive::word::question, context_->polled}));
 }
 
-/// The actor of the other end: its process lives, whatever has become of the link.
+/// Asks the actor of the other end. An answer shows that its process lives, whatever has become of
+/// the link.
 void peer_link::ask_process() {
   if (!other_end_) return;
   self_->request(other_end_, context_->settings.peer_silence, report_atom::value)
@@ -100,7 +102,7 @@ void peer_link::judge_peer() {
       ask_process();
       return;
     case link_pulse::advice::link_is_silent:
-      // An engine that polls may compute for longer than that: its link is read afterwards.
+      // An engine that polls may compute for longer, and its link is read only afterwards.
       if (!is_up() || context_->polled || ear_->peer_polls.load(std::memory_order_relaxed)) {
         pulse_.sign(now());
         return;
@@ -108,7 +110,7 @@ void peer_link::judge_peer() {
       break_link({errc::link_broken, peer_.name + " was " + silent_for()});
       return;
     case link_pulse::advice::peer_is_silent:
-      // Nobody else may have read what it said.
+      // What the peer sent may still be unread.
       if (is_up() && context_->polled) read_out(frames_per_watch);
       if (is_up() && moved()) {
         pulse_.sign(now());
@@ -124,20 +126,21 @@ void peer_link::introduce() const {
   (void)link_->send_frame(encode(keep_alive{keep_alive::word::answer, true}));
 }
 
-/// A thread of the scheduler that makes progress adopts a unit for that (`engine`), for good: what it
-/// made runnable later would wait there for the next progress. So it gets one only meanwhile.
+/// A scheduler thread that makes progress would adopt an execution unit (`engine`) for good, and
+/// the actors that it makes runnable later would wait there for its next progress. The scopes limit
+/// the adoption to this call.
 void peer_link::read_out(std::size_t frames) {
   {
     const inline_executor::scope meanwhile{reader_};
     for (std::size_t rounds = 0; rounds < frames && link_->poll(); ++rounds) {
     }
   }
-  const inline_executor::scope hands_over{reader_};  // what was made runnable before it was adopted
+  const inline_executor::scope hands_over{reader_};  // hands over the jobs from before the adoption
 }
 
 void peer_link::heard_besides() {
   pulse_.word(now());
-  // While there is no link that could say anything, it counts as if that had.
+  // While no link is up to carry a sign of life, this counts as one over the link.
   if (!is_up()) pulse_.sign(now());
 }
 
@@ -152,7 +155,7 @@ void peer_link::on_check_peer_alive() {
   watching_ = false;
   if (!worth_watching()) return;
   if (is_up()) {
-    // Our own threads may not have come to read what is here. Where the engine polls they are its.
+    // Our own threads may not have read what has arrived. An engine that polls reads it itself.
     const bool doubtful = pulse_.silence(now()) >= context_->settings.peer_silence / 2;
     if (doubtful && !context_->polled) read_out(frames_per_watch);
     if (moved()) pulse_.sign(now());

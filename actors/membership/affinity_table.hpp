@@ -1,8 +1,9 @@
 #pragma once
 
-/// Which replica of each stage the requests of one affinity (a session, a conversation) go to. A
-/// plain class of the `router`, without threads, I/O or a clock. It remembers a bounded number of
-/// keys; the one that was not asked for the longest is forgotten first, in all its stages together.
+/// Maps an affinity (a session, a conversation) to the replica of each stage that its requests go
+/// to. A plain class of the `router`, without threads, I/O or a clock. It remembers a bounded
+/// number of keys; the key that has not been used for longest is forgotten first, in all its stages
+/// together.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace troupe::actors {
 
-/// A replica in one life: a rank that starts again begins the next one, with an empty cache.
+/// A replica in one life. A rank that restarts begins the replica's next life, with an empty cache.
 struct affinity_binding {
   std::size_t replica{0};  ///< index in its stage
   std::uint64_t life{0};
@@ -26,16 +27,16 @@ struct affinity_binding {
 class affinity_table {
  public:
   explicit affinity_table(std::size_t max_keys) : max_keys_{max_keys} {}
-  // The index points into the entries: those may move, not be copied.
+  // The index points into the entries, which may be moved but not copied.
   affinity_table(const affinity_table&) = delete;
   affinity_table& operator=(const affinity_table&) = delete;
   affinity_table(affinity_table&&) = default;
   affinity_table& operator=(affinity_table&&) = default;
   ~affinity_table() = default;
 
-  /// Where `key` goes in that stage, if it is known. The key counts as used.
+  /// The binding of `key` in that stage, if there is one. The key counts as used.
   [[nodiscard]] std::optional<affinity_binding> find(std::string_view key, std::size_t stage);
-  /// From now on it goes there. The key counts as used.
+  /// Binds `key` in that stage from now on. The key counts as used.
   void bind(std::string_view key, std::size_t stage, affinity_binding where);
 
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
@@ -50,11 +51,11 @@ class affinity_table {
     std::vector<stage_binding> stages;
   };
 
-  /// Moves it to the front; null when it is unknown.
+  /// Moves the entry of `key` to the front; null if the key is unknown.
   [[nodiscard]] entry* use(std::string_view key);
 
   std::size_t max_keys_;
-  std::list<entry> entries_;  ///< the one used last first
+  std::list<entry> entries_;  ///< the most recently used first
   std::unordered_map<std::string_view, std::list<entry>::iterator> index_;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t quiet_beats_needed = 2;
 
-/// What only the router still counts may be over, and nobody has told it so.
+/// Describes what is left to do. Requests that only the router still counts may have ended untold.
 std::string live_text(std::uint64_t unfinished, std::uint64_t queue, std::uint64_t transfers) {
   std::string live;
   const auto add = [&](const std::string& what) { live += (live.empty() ? "" : ", ") + what; };
@@ -104,7 +104,7 @@ std::vector<drain_list::verdict> drain_list::judge(const unfinished_fn& unfinish
   for (entry& e : entries_) {
     const bool late = now >= e.deadline;
     if (e.leaves || e.cancelled || (!e.news && !late)) continue;
-    // Nothing is known of any rank: it is decided when one is back, in the same life.
+    // No rank is present: the drain is judged when a rank is back, in the same life.
     if (std::ranges::all_of(e.ranks, &draining_rank::lost)) continue;
     e.news = false;
     all.push_back(judged(e, unfinished(e.stage, e.replica), late));

@@ -1,18 +1,18 @@
 #pragma once
 
-/// Which replicas are being drained, and when each of them may leave. A plain class without
-/// threads, I/O or a clock; the `supervisor` actor feeds it and carries out what it decides.
+/// The replicas that are being drained, and when each of them may leave. A plain class without
+/// threads, I/O or a clock; the `supervisor` actor feeds it and carries out its decisions.
 ///
 /// An operator drains a node; its whole replica drains with it, since a replica takes requests only
 /// while all of its ranks are up. Its ranks leave together:
 ///
-///   draining -> leaving   nothing placed on the replica is unfinished, and two heartbeats in a row
-///                         of every rank that is there, sent since it knew of the drain, told of no
+///   draining -> leaving   no request placed on the replica is unfinished, and two heartbeats in a
+///                         row of every present rank, sent since it knew of the drain, reported no
 ///                         request and no transfer; or the deadline has passed
 ///
-/// A rank that is lost is waited for no longer while another is there. What has been decided stays
-/// decided: a rank that comes back in the same life is told again. That a drain was cancelled, too: a
-/// rank that was lost meanwhile would go on with it.
+/// A lost rank is not waited for while another rank is present. Decisions stand: a rank that comes
+/// back in the same life is told again. That includes the cancelling of a drain, since a rank that
+/// was lost meanwhile would go on draining.
 
 #include <chrono>
 #include <cstdint>
@@ -27,8 +27,8 @@
 
 namespace troupe::actors {
 
-/// Why a node is down that was drained with nothing left to do. Whoever left otherwise has a
-/// sentence of its own.
+/// The reason of a node that is down after a drain left it nothing to do. A node that left
+/// otherwise has a sentence of its own.
 inline constexpr std::string_view drained_reason = "drained";
 
 class drain_list {
@@ -37,35 +37,36 @@ class drain_list {
     std::string name;
     std::uint64_t incarnation{0};
   };
-  /// What is to be said of ranks: as long as they drain, or that they leave and why.
+  /// The news of a replica's ranks: that they leave, or that they still drain, and why.
   struct verdict {
     std::vector<rank> ranks;
     bool leave{false};
     std::string reason;
   };
-  /// Requests that were placed on a replica and have not ended.
+  /// Returns the number of requests that were placed on a replica and have not ended.
   using unfinished_fn = std::function<std::size_t(std::string_view stage, std::uint32_t replica)>;
 
-  /// These ranks of a replica drain from now on, together with those of it that do already.
-  /// `deadline` is bounded by `max_drain_deadline`. `epoch`: of the membership that says so first; a
-  /// heartbeat of a rank that has not seen that may have waited here since before the drain.
+  /// These ranks of a replica drain from now on, together with its ranks that drain already.
+  /// `deadline` is bounded by `max_drain_deadline`. `epoch` is that of the first membership that
+  /// shows the drain: a heartbeat of a rank that has not seen it may have waited here since before
+  /// the drain.
   void begin(std::string_view stage, std::uint32_t replica, const std::vector<rank>& ranks,
              std::chrono::milliseconds deadline, std::uint64_t epoch, steady_time now);
-  /// They serve on. Nothing where they have been told to leave.
+  /// The ranks serve on. Has no effect if they have been told to leave.
   void cancel(std::string_view stage, std::uint32_t replica);
   /// A heartbeat of a node.
   void heard(const heartbeat& beat);
   /// That life of a node is down.
   void lost(std::string_view name, std::uint64_t incarnation);
-  /// That name is no node any more.
+  /// That name no longer belongs to a node.
   void forgotten(std::string_view name);
-  /// A life of a node registered: another one than that which drains ends the drain. What the life
-  /// is to be told, if it drains or did: whether to leave, or to serve on.
+  /// A life of a node registered. A life other than the draining one ends the drain of that rank.
+  /// Returns the order for a life that drains or did: to leave, to go on draining, or to serve on.
   [[nodiscard]] std::optional<drain_order> registered(std::string_view name,
                                                       std::uint64_t incarnation);
-  /// Why the ranks that drain with that one leave; empty where they do not.
+  /// Why the ranks of that node's drain leave; empty if they do not.
   [[nodiscard]] std::string why_it_leaves(std::string_view name) const;
-  /// What has changed: who leaves now, and what is said of those that go on.
+  /// The changes since the last call: replicas that leave now, and news of those that still drain.
   [[nodiscard]] std::vector<verdict> judge(const unfinished_fn& unfinished, steady_time now);
 
  private:
@@ -85,7 +86,7 @@ class drain_list {
     bool leaves{false};
     std::string why_leaves;
     bool cancelled{false};
-    bool news{false};  ///< something was heard since it was judged
+    bool news{false};  ///< something was heard since it was last judged
   };
 
   [[nodiscard]] static verdict judged(entry& e, std::size_t unfinished, bool late);
@@ -94,7 +95,7 @@ class drain_list {
   std::vector<entry> entries_;  ///< at most one per replica
 };
 
-/// No drain waits for longer.
+/// The longest deadline of a drain.
 inline constexpr std::chrono::milliseconds max_drain_deadline = std::chrono::hours{24};
 
 }  // namespace troupe::actors

@@ -15,7 +15,7 @@ bool is_plain(char c) {
          c == '_' || c == '.' || c == ':' || c == '/';
 }
 
-/// What a terminal, a log and a reader of JSON can take, whoever sent it.
+/// Makes a text of any origin safe for a terminal, a log and a JSON reader.
 std::string tamed(std::string text, std::size_t most) {
   constexpr std::string_view cut = "...";
   if (text.size() > most) text.replace(most - cut.size(), std::string::npos, cut);
@@ -24,13 +24,13 @@ std::string tamed(std::string text, std::size_t most) {
   return text;
 }
 
-/// As much of an answer as the event takes, nearly.
+/// The approximate size of an event in an answer, in bytes.
 std::size_t bytes_of(const cluster_event& event) {
-  constexpr std::size_t numbers = 64;  // and the lengths of the texts
+  constexpr std::size_t numbers = 64;  // with the lengths of the texts
   return numbers + event.what.size() + event.node.size() + event.text.size();
 }
 
-/// One word as the value of a key; one that could be taken for several is in quotes.
+/// One word as the value of a key, in quotes if it could be taken for several words.
 std::string value_of(const std::string& word) {
   if (word.empty()) return "-";
   if (std::ranges::all_of(word, is_plain)) return word;
@@ -42,7 +42,7 @@ std::string value_of(const std::string& word) {
   return out + "\"";
 }
 
-/// The reason is in quotes whatever it is: it ends the line.
+/// The reason, always in quotes: it ends the line.
 std::string reason_of(const std::string& text) {
   const auto value = value_of(text);
   return value.front() == '"' ? value : "\"" + text + "\"";

@@ -63,7 +63,7 @@ result<registration> membership_table::registered(const registration_request& re
     if (e.state && *e.state != node_state::down) reason = "replaces the former life of that node";
     retire(e, e.info.incarnation);
   }
-  // Who reported a failure was not out of the cluster: what is placed there stays valid.
+  // A node that reported a failure was not out of the cluster: placements on it stay valid.
   const bool was_there = same_life && e.reported;
   e.reported = e.remembered = false;
   e.info = request.node;
@@ -99,7 +99,7 @@ result<registration> membership_table::registered(const registration_request& re
   reply.supervisor_incarnation = options_.supervisor_incarnation;
   reply.heartbeat_interval_ms = static_cast<std::uint32_t>(options_.heartbeat_interval.count());
   if (e.joined) {
-    reshape(request.node);  // may take entries away: `e` is of no use behind it
+    reshape(request.node);  // may remove entries and so invalidate `e`
     reply.epoch = epoch_;
   }
   return reply;
@@ -123,7 +123,7 @@ heartbeat_verdict membership_table::heard(const heartbeat& beat, steady_time now
     case node_state::leaving: break;
   }
   e->heard = std::max(e->heard, now);
-  // The first beat goes out before the list that follows the registration has come, and may speak of
+  // The first beat is sent before the list that follows the registration arrives, and may refer to
   // another supervisor's epochs.
   if (e->sequence != 0 && beat.sequence >= e->sequence)
     e->adopted = beat.epoch <= epoch_ ? beat.epoch : 0;
@@ -193,7 +193,7 @@ void membership_table::tick(steady_time now) {
   judge_collecting(now);
 }
 
-/// Behind the judgement of those that a record names: they have become `up`, or `down`, by then.
+/// Called after the nodes of a record have been judged: by then each is `up` or `down`.
 void membership_table::judge_collecting(steady_time now) {
   if (!collects_from_) collects_from_ = now;
   if (!collecting_ || now - *collects_from_ < options_.heartbeat_timeout) return;
@@ -305,7 +305,7 @@ result<void> membership_table::check_replacement(const node_info& node, const en
     case node_state::up:
     case node_state::suspect: break;
   }
-  // Whoever listens on the address of the old life proves that the old life does not.
+  // A process that listens on the address of the old life proves that the old life does not.
   if (e.info.host == node.host && e.info.port == node.port) return {};
   if (now - e.heard >= suspect_after()) return {};
   return fail(errc::already_exists,
@@ -344,7 +344,7 @@ std::optional<membership> membership_table::take_broadcast(steady_time now) {
 
 namespace {
 
-/// One list to each of n nodes is n entries n times over.
+/// A list for each of n nodes carries n * n entries in all.
 std::chrono::milliseconds time_for(std::chrono::microseconds an_entry, std::size_t nodes) {
   const auto n = static_cast<std::int64_t>(nodes);
   return std::chrono::duration_cast<std::chrono::milliseconds>(an_entry * n * n);
@@ -352,14 +352,14 @@ std::chrono::milliseconds time_for(std::chrono::microseconds an_entry, std::size
 
 }  // namespace
 
-/// The list before this one shall have gone out, at the pace of `broadcast_budget`, with time
-/// to spare: the network layer takes whatever it is given, and would hold more and more of them.
+/// Long enough for the previous list to have gone out, at the pace of `broadcast_budget`, with time
+/// to spare: the network layer takes whatever it is given, and would hold more and more lists.
 std::chrono::milliseconds membership_table::change_interval() const noexcept {
   return std::max(options_.broadcast_interval,
                   time_for(broadcast_budget::an_entry * 3 / 2, last_told_));
 }
 
-/// 20,000 of them a second are what loads may cost.
+/// Limits the broadcasts of loads to 20,000 entries a second.
 std::chrono::milliseconds membership_table::load_interval() const noexcept {
   return std::max(options_.heartbeat_interval,
                   time_for(std::chrono::microseconds{50}, entries_.size()));

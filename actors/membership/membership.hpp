@@ -1,15 +1,16 @@
 #pragma once
 
-/// Who is in the cluster and how well: the supervisor's table. A plain class without threads, I/O
-/// or a clock; time comes in with every call. The `supervisor` actor feeds it and carries out what
-/// it says.
+/// The supervisor's table of the cluster's nodes and their states. A plain class without threads,
+/// I/O or a clock; time comes in with every call. The `supervisor` actor feeds it and carries out
+/// its decisions.
 ///
 /// One entry per name of the deployment. A name holds at most one incarnation at a time; every
 /// other incarnation under that name is told to register again or is refused.
 ///
-/// Nodes that no file names join open stages. Each gets an entry when it registers first, and loses it
-/// when it has been down for `forget_after`, when it is the longest down in a stage that is full, or when
-/// its replica comes back in another shape. Who lost its entry in a life is refused in that life for good.
+/// Nodes that no file names join open stages. A node gets an entry when it first registers, and
+/// loses it when it has been down for `forget_after`, when it has been down for longest in a stage
+/// that is full, or when its replica comes back in another shape. An incarnation that lost its
+/// entry is refused for good.
 ///
 ///   state    registered   heartbeat  3 missed  timed out  lost (3)  leave     drain    cancel
 ///   -------  -----------  ---------  --------  ---------  --------  --------  -------  -------
@@ -23,37 +24,39 @@
 /// "3 missed" and "timed out" are silence: of 3 heartbeats, of the heartbeat timeout.
 ///
 /// (1) The same incarnation again (its reply was lost): the state stays. Another incarnation:
-/// `joining` when the old one is provably or probably gone, that is when it is silent for as long
-/// as a suspect is or when the new one has bound the very host and port of the old;
-/// `already_exists` else.
+/// `joining` if the old one is provably or probably gone, that is, if it has been silent for as
+/// long as a suspect or if the new one has bound the host and port of the old one; else
+/// `already_exists`.
 ///
-/// (2) The same incarnation again, of a node that is or was drained: `leaving`. A connection that
-/// broke cancels no drain; only another incarnation starts afresh.
+/// (2) The same incarnation again, of a node that is or was drained: `leaving`. A broken connection
+/// does not cancel a drain; only another incarnation starts afresh.
 ///
-/// (3) The connection.
+/// (3) The connection was lost.
 ///
-/// (4) Refused where it drains already. Who leaves by its own word, and has not gone, is drained
-/// from then on.
+/// (4) Refused if the node drains already. A node that leaves by its own decision, and is not gone,
+/// counts as drained from then on.
 ///
-/// (5) `suspect` where it is silent for as long as one. Refused where nobody drains it, once it leaves by
-/// its own word, and once it was told to leave.
+/// (5) `suspect` if the node has been silent for as long as a suspect. Refused if nobody drains it,
+/// if it leaves by its own decision, or if it was told to leave.
 ///
-/// (6) `leaving` where it is down by its own report: it lives, and stops in good order now.
+/// (6) `leaving` if the node is down by its own report: it lives, and now stops in good order.
 ///
 /// A node that reports a failure of its own (`heartbeat.failure`) is `down` from then on, whatever its
 /// heartbeats say; they are still answered `known`, and its silence is judged. It comes back as
-/// every down node does: by registering. What leaves is not touched by a report.
+/// every down node does: by registering. A report does not change a `leaving` node.
 ///
-/// A table that is restored from a record knows the lives of the supervisor before it: those that
-/// were there are `joining`, without having registered here. Their heartbeats are `unknown`, they get
-/// the whole heartbeat timeout to register, and they give way to any other life of their name.
+/// A table that is restored from a record knows the lives of the previous supervisor. Lives that
+/// were `joining`, `up` or `suspect` are `joining`, without having registered here. Their
+/// heartbeats are `unknown`, they get the whole heartbeat timeout to register, and they give way to
+/// any other life of their name.
 ///
-/// Every table collects for a heartbeat timeout, which its lists say: nodes that a supervisor before it took
-/// in may register yet, also those that no record names. From then on who is not in its list is no member.
+/// Every table collects for one heartbeat timeout, and its lists say so: nodes that a previous
+/// supervisor took in may still register, even if no record names them. After that, a node that is
+/// not in the list is not a member.
 ///
-/// A `joining` node has registered and said nothing since; its first heartbeat makes it `up`. It
-/// gets the whole heartbeat timeout for that. An incarnation that another one replaced is refused
-/// as `stale_incarnation` from then on, whatever becomes of its successor.
+/// A `joining` node has registered and sent nothing since; its first heartbeat makes it `up`. It
+/// gets the whole heartbeat timeout for that. An incarnation that was replaced by another one is
+/// refused as `stale_incarnation` from then on, whatever becomes of its successor.
 
 #include <chrono>
 #include <cstdint>
@@ -82,7 +85,7 @@ struct expected_slot {
   std::uint32_t replica{0};
   std::uint32_t rank{0};
   std::uint32_t ranks{1};
-  std::string host{};  ///< as the deployment says; `auto`: any
+  std::string host{};  ///< from the deployment; `auto`: any
 };
 
 /// A stage whose nodes no file names.
@@ -92,22 +95,22 @@ struct open_stage {
   std::uint32_t max_nodes{256};
 };
 
-/// Whether a node may say this of itself to join that stage: role, replica, rank, name, labels.
+/// Checks the role, replica, rank, name and labels that a node announces to join that stage.
 /// `invalid_config` naming what is wrong.
 [[nodiscard]] result<void> check_announcement(const node_info& node, const open_stage& stage);
 
 /// How the name of a slot is used.
 struct slot_use {
   enum class kind : std::uint8_t {
-    unused,   ///< nobody was ever known under it
-    used,     ///< by a life that is there
-    awaited,  ///< whoever the supervisor before this one took in under it may still come back
-    down,     ///< its last life is, and some node that is there does not know it yet
-    fenced,   ///< its last life is down, and every node that is there knows it
+    unused,   ///< no node ever had the name
+    used,     ///< by a life that is present
+    awaited,  ///< a life that the previous supervisor took in may still come back
+    down,     ///< its last life is down, and some present node does not know that yet
+    fenced,   ///< its last life is down, and every present node knows that
   };
   kind how{kind::unused};
   std::uint64_t incarnation{0};  ///< of the last life
-  std::uint64_t down_epoch{0};   ///< when that went down, if it has
+  std::uint64_t down_epoch{0};   ///< epoch at which that life went down, if it did
 };
 
 struct membership_options {
@@ -135,18 +138,18 @@ struct node_life {
 struct node_transition {
   std::string name;
   std::uint64_t incarnation{0};
-  std::optional<node_state> from;  ///< none: it was absent
+  std::optional<node_state> from;  ///< empty: it was absent
   node_state to{node_state::joining};
-  std::uint64_t epoch{0};  ///< that this change made
+  std::uint64_t epoch{0};  ///< made by this change
   std::string reason;
-  bool forgotten{false};  ///< it has no entry any more; `to` is `down`
+  bool forgotten{false};  ///< the entry was removed; `to` is `down`
 };
 
 enum class heartbeat_verdict : std::uint8_t {
   known,    ///< recorded
-  unknown,  ///< nobody of that name and incarnation is registered, or it was declared down:
+  unknown,  ///< no such name and incarnation is registered, or it was declared down: it must
             ///< register again
-  stale,    ///< another incarnation replaced this one: it cannot come back
+  stale,    ///< another incarnation replaced this one, which cannot come back
 };
 
 class membership_table {
@@ -155,74 +158,79 @@ class membership_table {
 
   // -- events
 
-  /// A node wants in. The reply carries the replica that it serves. Errors: `version_mismatch`,
-  /// `invalid_config` (another cluster, or not what the deployment says of that name), `not_found`
-  /// (a name that the deployment does not have), `already_exists`, `stale_incarnation`. Of one that joins
-  /// an open stage also: `layout_mismatch` (not what the other ranks of its replica say), `overloaded`
-  /// (the stage is full).
+  /// A node registers. The reply carries the replica that it serves. Errors: `version_mismatch`,
+  /// `invalid_config` (another cluster, or in conflict with the deployment's entry of that name),
+  /// `not_found` (a name that the deployment does not have), `already_exists`, `stale_incarnation`.
+  /// For a node that joins an open stage also: `layout_mismatch` (differs from the other ranks of
+  /// its replica), `overloaded` (the stage is full).
   [[nodiscard]] result<registration> registered(const registration_request& request,
                                                 steady_time now);
-  /// A node says that it lives, and how busy it is. Never makes its remaining time shorter. A load
-  /// that was overtaken by a newer one (by sequence) is not recorded.
+  /// A node reports that it lives, and its load. Never shortens its remaining time. A load that was
+  /// overtaken by a newer one (by sequence) is not recorded.
   [[nodiscard]] heartbeat_verdict heard(const heartbeat& beat, steady_time now);
-  /// A node stops in good order. Ignored (false) unless that incarnation is there and not down; one
-  /// that is down by its own report is there, and goes to `leaving` too.
+  /// A node stops in good order. Ignored, returning false, unless that incarnation is present and
+  /// not down. An incarnation that is down by its own report counts as present, and becomes
+  /// `leaving` too.
   bool leave(std::string_view name, std::uint64_t incarnation, steady_time now);
-  /// An operator drains a node. The incarnation that drains from now on. Errors, all of which say
-  /// what to do: `not_found` (no such node, or none that ever registered), `invalid_config` (the
-  /// supervisor itself), `peer_lost` (it is down), `already_exists` (it drains already).
+  /// An operator drains a node. Returns the incarnation that drains from now on. Errors, all of
+  /// which say what to do: `not_found` (no such node, or it never registered), `invalid_config`
+  /// (the supervisor itself), `peer_lost` (it is down), `already_exists` (it drains already).
   [[nodiscard]] result<std::uint64_t> drain(std::string_view name);
-  /// An operator wants it to serve on, and with it all ranks of its replica: those that do. Errors,
-  /// all of which say what to do: `not_found` (no such node, or nobody drains it), `peer_lost` (too
-  /// late: it is down, leaves by its own word, or was told to leave).
+  /// An operator cancels the drain of a node, and with it that of all ranks of its replica. Returns
+  /// the lives that serve on. Errors, all of which say what to do: `not_found` (no such node, or
+  /// nobody drains it), `peer_lost` (too late: it is down, leaves by its own decision, or was told
+  /// to leave).
   [[nodiscard]] result<std::vector<node_life>> cancel_drain(std::string_view name, steady_time now);
-  /// What is to be seen of a node while it drains. No change of its state, and no epoch.
+  /// Sets the reason that is shown of a draining node. Changes neither its state nor the epoch.
   void draining(std::string_view name, std::uint64_t incarnation, std::string reason);
-  /// It was told to leave: why it is down, once its connection ends. Seen from now on, too.
+  /// The node was told to leave. `reason` is shown from now on, and says why the node is down once
+  /// its connection ends.
   void drained(std::string_view name, std::uint64_t incarnation, std::string reason);
-  /// The connection to a node broke or its process ended. Ignored (false) unless that incarnation
-  /// is there.
+  /// The connection to a node broke or its process ended. Ignored, returning false, unless that
+  /// incarnation is present.
   bool connection_lost(std::string_view name, std::uint64_t incarnation, std::string_view reason,
                        steady_time now);
-  /// Before anything else: what a supervisor before this one left. Its epochs are not used again;
-  /// nodes that the deployment no longer has are left out.
+  /// Takes over the record of the previous supervisor, before any other event. Its epochs are not
+  /// used again; nodes that the deployment no longer has are left out.
   void restore(const membership_record& left, steady_time now);
   /// Judges silence. To be called several times per heartbeat interval.
   void tick(steady_time now);
-  /// Everything that judges a node by the clock begins with it: a long time without a tick is one in
-  /// which this process stood still, and what the nodes sent meanwhile still waits to be read. It is
-  /// held against nobody. How long it was; 0: it went on.
+  /// Called before every judgement by the clock. During a long time without a tick this process
+  /// stood still, and messages that the nodes sent meanwhile still wait to be read; that time is
+  /// not held against any node. Returns its length; 0 if the process did not stand still.
   std::chrono::steady_clock::duration stood_still(steady_time now);
 
-  // -- what follows from them
+  // -- results
 
   /// Changes since the last call, oldest first.
   [[nodiscard]] std::vector<node_transition> take_transitions();
-  /// The full list, when its epoch was not broadcast yet and the last broadcast is
-  /// `broadcast_interval` ago; in clusters of hundreds of nodes longer, since each is told of each:
-  /// 3 s after a list of 1,000. What nodes say of their load is news too, but not so urgent: it goes
-  /// once per heartbeat interval (there less often), under the same epoch. So does the news that the
-  /// table collects no more.
+  /// Returns the full list if its epoch was not broadcast yet and the last broadcast is
+  /// `broadcast_interval` ago. The interval is longer in clusters of hundreds of nodes, since each
+  /// node is told of each: 3 s after a list of 1,000. Loads are less urgent news: they go out once
+  /// per heartbeat interval (less often in large clusters), under the same epoch. So does the news
+  /// that the table has finished collecting.
   [[nodiscard]] std::optional<membership> take_broadcast(steady_time now);
 
   // -- properties
 
-  /// Every node that registered since the supervisor started, in the deployment's order; behind them
-  /// those that joined.
+  /// Every node that registered since the supervisor started, in the deployment's order, followed
+  /// by the nodes that joined open stages.
   [[nodiscard]] membership view() const;
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
-  /// What must survive the supervisor, with `epoch_reserve` epochs that it may use unrecorded.
+  /// The record that must survive the supervisor. Includes `epoch_reserve` epochs that the
+  /// supervisor may use before the next record.
   [[nodiscard]] membership_record record() const;
-  /// How many nodes live: those that are not `down`, and those that are by their own report.
+  /// The number of nodes that live: all that are not `down`, or are `down` by their own report.
   [[nodiscard]] std::size_t nodes_there() const;
   /// Whether that node is `down` by its own report: it lives, and its connection stands.
   [[nodiscard]] bool reports_failure(std::string_view name) const;
   /// Empty when that name never registered.
   [[nodiscard]] std::optional<node_state> state_of(std::string_view name) const;
   [[nodiscard]] std::optional<std::uint64_t> incarnation_of(std::string_view name) const;
-  /// The ranks of a node's replica, itself among them. Empty: no such node.
+  /// The ranks of a node's replica, including the node. Empty if there is no such node.
   [[nodiscard]] std::vector<expected_slot> replica_of(std::string_view name) const;
-  /// What claims of its nodes have to know (`slot_claims.hpp`), in the order of `options().slots`.
+  /// The uses of the names, as claims need them (`slot_claims.hpp`), in the order of
+  /// `options().slots`.
   [[nodiscard]] std::vector<slot_use> uses(steady_time now) const;
   [[nodiscard]] heartbeat_ack ack(heartbeat_verdict verdict) const noexcept;
   [[nodiscard]] const membership_options& options() const noexcept { return options_; }
@@ -234,18 +242,18 @@ class membership_table {
     node_info info;
     load_report load;
     std::string reason;                       ///< of the last change
-    bool joined{false};                       ///< no file names it
-    std::optional<steady_time> down_since{};  ///< of one that joined, as `tick` saw it first
+    bool joined{false};                       ///< joined an open stage: no file names it
+    std::optional<steady_time> down_since{};  ///< only if it joined: when `tick` first saw it down
     bool reported{false};                     ///< `down` by its own report
-    bool remembered{false};                   ///< of a record, and has not registered here
+    bool remembered{false};                   ///< from a record, and has not registered here
     std::uint64_t sequence{0};
     std::uint64_t registered{0};  ///< `member::registered`
     std::uint64_t adopted{0};     ///< epoch of the newest membership that this life has
-    std::uint64_t down_epoch{0};  ///< when it went down, while it is
+    std::uint64_t down_epoch{0};  ///< epoch at which it went down, while it is down
     steady_time heard{};
-    bool drains{false};    ///< or did, before it was down
-    std::string farewell;  ///< why it will have been that its connection ends; empty: it was lost
-    bool leaves_itself{false};  ///< that is its own word, which no operator takes back
+    bool drains{false};         ///< drains, or did before it went down
+    std::string farewell;       ///< the reason once its connection ends; empty: it was lost
+    bool leaves_itself{false};  ///< by its own decision, which no operator can cancel
     std::deque<std::uint64_t>
         replaced;  ///< former incarnations, newest last, at most `max_replaced`
   };
@@ -290,19 +298,19 @@ class membership_table {
   void restore_life(entry& e, const membership_record::node& node, steady_time now);
 
   membership_options options_;
-  std::vector<entry> entries_;           ///< those of the file first, in its order
-  std::deque<std::uint64_t> forgotten_;  ///< lives of nodes that joined, over for good, newest last
+  std::vector<entry> entries_;           ///< nodes of the file first, in its order
+  std::deque<std::uint64_t> forgotten_;  ///< lives of joined nodes, over for good, newest last
   std::uint32_t last_joined_replica_{0};
   std::map<std::string, std::size_t, std::less<>> index_;
   std::uint64_t epoch_{0};
   std::uint64_t broadcast_epoch_{0};
-  bool lesser_news_{false};  ///< since the last broadcast, under its epoch
+  bool lesser_news_{false};  ///< less urgent news since the last broadcast, under its epoch
   bool collecting_{true};
-  std::optional<steady_time> collects_from_;  ///< empty: it has not begun
+  std::optional<steady_time> collects_from_;  ///< empty: collecting has not begun
   std::optional<steady_time> last_broadcast_;
-  std::size_t last_told_{0};  ///< entries in it
+  std::size_t last_told_{0};  ///< entries in the last broadcast
   std::optional<steady_time> last_tick_;
-  std::optional<steady_time> restored_;  ///< when, if anything was
+  std::optional<steady_time> restored_;  ///< when a record was restored; empty: none was
   std::vector<node_transition> transitions_;
 };
 

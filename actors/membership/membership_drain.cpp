@@ -1,4 +1,4 @@
-// Of the membership table: what operators do to nodes.
+// The part of the membership table that carries out what operators do to nodes.
 
 #include <utility>
 
@@ -47,7 +47,7 @@ result<std::vector<node_life>> membership_table::cancel_drain(std::string_view n
   std::vector<node_life> all;
   for (entry& e : entries_) {
     if (e.slot.stage != named.stage || e.slot.replica != named.replica || !e.drains) continue;
-    e.drains = false;  // of one that is down, too, should it come back in the same life
+    e.drains = false;  // even if it is down: it may come back in the same life
     if (e.state != node_state::leaving || !e.farewell.empty()) continue;
     const bool silent = now - e.heard >= suspect_after();
     change(e, silent ? node_state::suspect : node_state::up, "its drain was cancelled");

@@ -1,4 +1,4 @@
-// Of the membership table: nodes that no file names, in stages that are open.
+// The part of the membership table for nodes that no file names, in open stages.
 
 #include <algorithm>
 #include <set>
@@ -14,7 +14,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// Lives whose entries are gone that are remembered, to be refused.
+/// The number of lives without an entry that are remembered, to be refused.
 constexpr std::size_t max_forgotten = 4096;
 
 bool has_gone(std::optional<node_state> state, bool reported) {
@@ -40,7 +40,7 @@ result<void> check_announcement(const node_info& node, const open_stage& stage) 
                                       "; a replica is called by " +
                                       config::open_replica_name.text());
   }
-  // One that had more could never be whole.
+  // A replica with more ranks could never be whole.
   const auto most =
       stage.role == node_role::store ? 1 : std::min(stage.max_nodes, kvcache::max_ranks);
   if (node.ranks == 0 || node.ranks > most || node.rank >= node.ranks) {
@@ -68,7 +68,7 @@ std::string membership_table::stages_that_are_open() const {
   return list_of(names);
 }
 
-// -- who wants in
+// -- joining
 
 result<membership_table::entry*> membership_table::joining(const node_info& node, steady_time now) {
   const open_stage* stage = open_stage_of(node.stage);
@@ -90,7 +90,7 @@ result<membership_table::entry*> membership_table::joining(const node_info& node
                  node.rank, node.ranks});
 }
 
-/// Whether it fits the other ranks of its replica that are there, and is nobody else by its incarnation.
+/// Checks that the node fits the present ranks of its replica and has an incarnation of its own.
 result<void> membership_table::check_replica(const node_info& node) const {
   for (const entry& e : entries_) {
     if (e.info.incarnation == node.incarnation && e.slot.name != node.name) {
@@ -117,8 +117,8 @@ result<void> membership_table::check_replica(const node_info& node) const {
   return {};
 }
 
-/// A place in the stage: a free one, or that of the node which has been down for longest, and for long
-/// enough not to have lost its connection only a moment ago.
+/// Finds a place in the stage: a free one, or that of the node which has been down for longest, if
+/// that did not lose its connection only a moment ago.
 result<void> membership_table::make_room(const open_stage& stage, steady_time now) {
   std::size_t there = 0;
   std::optional<std::size_t> oldest;
@@ -150,7 +150,7 @@ membership_table::entry& membership_table::enter(expected_slot slot) {
   return fresh;
 }
 
-/// That of its other ranks; else one that no replica had before it.
+/// The number that the replica's other ranks have; else one that no replica has had before.
 std::uint32_t membership_table::replica_number(std::string_view stage, std::string_view replica) {
   for (const entry& e : entries_) {
     if (e.joined && e.slot.stage == stage && e.info.replica_name == replica) return e.slot.replica;
@@ -158,7 +158,7 @@ std::uint32_t membership_table::replica_number(std::string_view stage, std::stri
   return last_joined_replica_++;
 }
 
-/// Ranks that are gone and do not fit the replica as it came back are none of it any more.
+/// Forgets ranks that are gone and do not fit the replica in its new shape.
 void membership_table::reshape(const node_info& node) {
   for (std::size_t i = entries_.size(); i-- > 0;) {
     const entry& e = entries_[i];
@@ -169,7 +169,7 @@ void membership_table::reshape(const node_info& node) {
   }
 }
 
-// -- who is gone
+// -- forgetting nodes
 
 void membership_table::refuse_for_good(std::uint64_t life) {
   if (life == 0) return;
@@ -213,11 +213,11 @@ std::vector<expected_slot> membership_table::replica_of(std::string_view name) c
   return ranks;
 }
 
-// -- what a supervisor before this one knew
+// -- the record of a previous supervisor
 
 void membership_table::restore_joined(const membership_record::node& node, steady_time now) {
   const auto place = config::open_place_of(node.name);
-  if (!place) return;  // a file named it once, and does no longer
+  if (!place) return;  // a file named it once, and no longer does
   const open_stage* stage = open_stage_of(place->stage);
   const auto in_stage = [&](const entry& e) { return e.joined && e.slot.stage == place->stage; };
   const bool fits = stage != nullptr && node.ranks != 0 && place->rank < node.ranks &&
@@ -234,7 +234,7 @@ void membership_table::restore_joined(const membership_record::node& node, stead
   e.info.fingerprint = node.fingerprint;
   e.info.labels = node.labels;
   for (const auto life : node.former) retire(e, life);
-  // One that was down may come back, as one of the file may; else `tick` forgets it.
+  // Like a node of the file, a node that was down may come back; if it does not, `tick` forgets it.
   restore_life(e, node, now);
 }
 

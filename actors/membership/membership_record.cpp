@@ -30,7 +30,7 @@ unexpected damaged(const std::string& what) {
   return fail(errc::invalid_config, std::string{"it is damaged: "} + what);
 }
 
-// -- fields, each of which may be missing or of any type
+// -- fields, any of which may be missing or of any type
 
 template <class Number>
 std::optional<Number> number_in(const json& object, const char* key) {
@@ -47,7 +47,7 @@ std::optional<std::string> text_in(const json& object, const char* key) {
   return found->get<std::string>();
 }
 
-/// Of a record that is older than they are, or of a node that a file names: none.
+/// Reads the labels. Older records and nodes that a file names have none.
 std::optional<std::vector<node_label>> labels_in(const json& object) {
   std::vector<node_label> labels;
   const auto found = object.find("labels");
@@ -137,7 +137,8 @@ result<membership_record> record_from(const json& object) {
 }  // namespace
 
 std::string to_text(const membership_record& record) {
-  // An object from the start: where null finds no memory to become one, the destructor reads what was never made.
+  // Made as an object at once: if turning null into an object fails for want of memory, the
+  // destructor reads an object that was never made.
   auto object = json::object();
   object["cluster"] = record.cluster;
   object["epoch_limit"] = record.epoch_limit;
@@ -159,7 +160,7 @@ std::string to_text(const membership_record& record) {
     for (const node_label& label : n.labels) labels[label.key] = label.value;
   }
   if (!record.over.empty()) object["over"] = record.over;
-  // A host that is no UTF-8 came from a stranger; nothing is decided by it.
+  // A host that is not UTF-8 came from a stranger; no decision depends on it.
   const auto body = object.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
   return std::string{magic} + std::to_string(record_version) + " " + checksum_of(body) + "\n" +
          body;

@@ -1,5 +1,5 @@
-// Of the membership table: what nodes say of themselves, who uses which name, and what outlives a
-// supervisor.
+// The part of the membership table for reports of nodes on themselves, the use of names, and the
+// state that outlives a supervisor.
 
 #include <algorithm>
 #include <tuple>
@@ -79,12 +79,12 @@ std::vector<slot_use> membership_table::uses(steady_time now) const {
   const bool all_had_time = !restored_ || now - *restored_ >= options_.heartbeat_timeout;
   std::vector<slot_use> all;
   for (const entry& e : entries_) {
-    if (e.joined) break;  // behind all that can be claimed
+    if (e.joined) break;  // joined nodes come last, and their names cannot be claimed
     slot_use use{kind::unused, e.info.incarnation, e.down_epoch};
     if (is_there(e)) {
       use.how = kind::used;
     } else if (!e.state && !all_had_time) {
-      use.how = kind::awaited;  // also names that the record does not have: it may be an old one
+      use.how = kind::awaited;  // even if the record lacks the name: the record may be old
     } else if (e.info.incarnation != 0) {
       use.how = e.down_epoch <= known_to_all ? kind::fenced : kind::down;
     }
@@ -93,7 +93,7 @@ std::vector<slot_use> membership_table::uses(steady_time now) const {
   return all;
 }
 
-/// Whether it was leaving when the supervisor was restarted: what is placed on it goes on.
+/// Whether the node was leaving when the supervisor was restarted: requests placed on it go on.
 bool membership_table::still_leaves(const entry& e, const node_info& node, steady_time now) const {
   return !e.state && e.info.incarnation == node.incarnation && e.registered != 0 && restored_ &&
          now - *restored_ < options_.heartbeat_timeout;
@@ -117,7 +117,7 @@ void membership_table::restore(const membership_record& left, steady_time now) {
   }
 }
 
-/// Which life it was, and whether it may still be there.
+/// Restores the life of a node, and whether it may still be present.
 void membership_table::restore_life(entry& e, const membership_record::node& node,
                                     steady_time now) {
   const expected_slot& slot = e.slot;
@@ -132,8 +132,8 @@ void membership_table::restore_life(entry& e, const membership_record::node& nod
   e.info.incarnation = node.incarnation;
   e.info.pid = node.pid;
   switch (node.state) {
-    // What is left of it is which life it was. Shown as down it would lose its links, and it may
-    // have come back since this was written.
+    // Only the life is restored. If the node were shown as down it would lose its links, and it may
+    // have come back since the record was written.
     case node_state::down: e.down_epoch = epoch_; break;
     case node_state::leaving:
       e.down_epoch = epoch_;

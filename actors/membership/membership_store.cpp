@@ -50,14 +50,14 @@ unexpected not_ours(const std::string& path, const std::string& why) {
                   "supervisor.state_file");
 }
 
-/// Why a file could not be read. What may pass (`overloaded`) says nothing of the file itself.
+/// Why a file could not be read. A cause that may pass (`overloaded`) says nothing about the file.
 unexpected cannot_read(int number) {
   constexpr std::array passing{EMFILE, ENFILE, ENOMEM, EINTR, EAGAIN, EIO, ESTALE, ETIMEDOUT};
   const bool passes = std::ranges::find(passing, number) != passing.end();
   return fail(passes ? errc::overloaded : errc::invalid_config, what_errno(number));
 }
 
-/// The whole text. Fails with a sentence for what is no plain file, or too long.
+/// Reads the whole text. Fails with a sentence if it is not a plain file, or too long.
 result<std::string> read_all(int fd) {
   struct stat about {};
   if (::fstat(fd, &about) != 0) return cannot_read(errno);
@@ -74,7 +74,7 @@ result<std::string> read_all(int fd) {
   }
 }
 
-/// Who else has it, as the lock file says.
+/// The other process that holds the lock, according to the lock file.
 std::string holder_of(int lock_fd) {
   std::string text(32, '\0');
   const auto count = ::pread(lock_fd, text.data(), text.size(), 0);
@@ -83,8 +83,8 @@ std::string holder_of(int lock_fd) {
   return text.empty() ? "" : std::string{" (pid "} + text + ")";
 }
 
-/// Opened without changing it, and only if it is a file: what is beside the state may be somebody
-/// else's.
+/// Opens the file without changing it, and only if it is a plain file: a file beside the state may
+/// belong to somebody else.
 result<owned_fd> open_beside(const std::string& path, int flags) {
   auto fd = open_file(path, flags | O_CREAT | O_NONBLOCK | O_NOFOLLOW);
   if (!fd) return fail(errc::invalid_config, path + ": " + what_errno(errno));
@@ -94,7 +94,7 @@ result<owned_fd> open_beside(const std::string& path, int flags) {
   return fd;
 }
 
-/// Held until the descriptor is closed, by the kernel if this process is killed.
+/// The lock is held until the descriptor is closed; the kernel closes it if this process is killed.
 result<owned_fd> lock_beside(const std::string& path) {
   const auto lock = path + ".lock";
   auto held = open_beside(lock, O_RDWR);
@@ -110,14 +110,14 @@ result<owned_fd> lock_beside(const std::string& path) {
   return held;
 }
 
-/// For whoever finds it locked.
+/// Writes the process id for a process that finds the file locked.
 void say_who_holds(int lock_fd) {
   if (::ftruncate(lock_fd, 0) == 0) (void)write_private(lock_fd, std::to_string(::getpid()));
 }
 
-/// Renaming over a symbolic link would replace the link, and not the file that it stands for.
+/// Resolves symbolic links, since renaming over a link would replace the link, not its target.
 std::string behind_links(std::filesystem::path path) {
-  constexpr int most = 40;  // as the kernel has it
+  constexpr int most = 40;  // the kernel's own limit
   std::error_code failed;
   for (int i = 0; i < most && std::filesystem::is_symlink(path, failed); ++i) {
     const auto target = std::filesystem::read_symlink(path, failed);
@@ -144,7 +144,7 @@ result<std::unique_ptr<membership_store>> membership_store::open(std::string pat
   std::error_code ignored;
   path = behind_links(path);
   if (std::filesystem::is_directory(path, ignored)) return cannot_write(path, "it is a folder");
-  // Before anything is done: to open a device or a pipe does something already.
+  // Checked first, since merely opening a device or a pipe has effects.
   const bool is_there = std::filesystem::exists(path, ignored);
   if (is_there && !std::filesystem::is_regular_file(path, ignored)) {
     return not_ours(path, "it is no file");
@@ -187,7 +187,7 @@ result<std::optional<membership_record>> membership_store::read(const std::strin
   return std::optional{std::move(*record)};
 }
 
-/// `not_found`: there is none; `overloaded`: reading it may do later.
+/// `not_found` if there is no file; `overloaded` if reading it may succeed later.
 result<std::string> membership_store::read_text() const {
   const auto there = open_file(path_, O_RDONLY | O_NONBLOCK);
   if (!there && errno == ENOENT) return fail(errc::not_found, what_errno(ENOENT));
@@ -195,12 +195,12 @@ result<std::string> membership_store::read_text() const {
   return read_all(there.get());
 }
 
-/// Renames it to the first of `.bad`, `.bad.1`, ... that is not taken; fails where that cannot be done.
+/// Renames the file to the first of `.bad`, `.bad.1`, ... that is not taken; fails if it cannot.
 result<void> membership_store::set_aside(const std::string& why) const {
   constexpr int most = 1000;
   auto bad = path_ + ".bad";
   for (int i = 1; i <= most; ++i) {
-    // A link never replaces what is there; not every file system renames so.
+    // Making a link never replaces a file; not every file system can rename that way.
     if (::link(path_.c_str(), bad.c_str()) == 0) {
       if (::unlink(path_.c_str()) != 0) break;
       logger("supervisor")
@@ -294,7 +294,7 @@ void membership_store::write_pending(std::unique_lock<std::mutex>& lock) {
 
 namespace {
 
-/// The folder that `auto` means; empty: none.
+/// The folder that `auto` means; empty if there is none.
 std::string automatic_folder() {
   // NOLINTNEXTLINE(concurrency-mt-unsafe): nobody sets any
   if (const char* set = std::getenv("STATE_DIRECTORY"); set != nullptr && *set != '\0') {

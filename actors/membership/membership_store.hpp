@@ -1,12 +1,14 @@
 #pragma once
 
-/// Where a supervisor keeps its `membership_record`: one file, locked against a second supervisor,
-/// replaced whole and never written in place (a file beside it, flushed, renamed over it, the folder
-/// flushed). It is written by a thread of the store's own, since a disk may be slow.
+/// Keeps a supervisor's `membership_record` in one file, which is locked against a second
+/// supervisor, replaced whole and never written in place (a file beside it is written, flushed and
+/// renamed over it, and the folder flushed). A thread of the store writes the file, since a disk
+/// may be slow.
 ///
-/// What is there and cannot be used (damaged, of another cluster, of a later release, no right to
-/// read it) is renamed to `PATH.bad` with a line in the log, and the supervisor starts afresh. What
-/// cannot be read for want of descriptors or memory, or by a failing disk, stays: the start fails.
+/// A file that cannot be used (damaged, of another cluster, of a later release, no right to read
+/// it) is renamed to `PATH.bad` with a line in the log, and the supervisor starts afresh. A file
+/// that cannot be read for want of descriptors or memory, or because a disk fails, stays, and the
+/// start fails.
 
 #include <condition_variable>
 #include <memory>
@@ -25,24 +27,24 @@ namespace troupe::actors {
 
 class membership_store {
  public:
-  /// Locks and reads the file, and writes it once, so that it is known to be writable and that
-  /// `epoch_reserve` epochs may be used. The folder must be there. Errors: `already_exists` (another
-  /// supervisor uses it), `invalid_config` (it cannot be written), `overloaded` (it cannot be read now).
+  /// Locks and reads the file, and writes it once, to know that it is writable and to reserve
+  /// `epoch_reserve` epochs. The folder must exist. Errors: `already_exists` (another supervisor
+  /// uses the file), `invalid_config` (it cannot be written), `overloaded` (it cannot be read now).
   [[nodiscard]] static result<std::unique_ptr<membership_store>> open(std::string path,
                                                                       const std::string& cluster);
-  /// `close`.
+  /// Calls `close`.
   ~membership_store();
   membership_store(const membership_store&) = delete;
   membership_store& operator=(const membership_store&) = delete;
 
-  /// What the supervisor before this one left; its `epoch_limit` is the one to go on from. Empty:
-  /// nothing that could be used.
+  /// The record of the previous supervisor; its `epoch_limit` is the one to go on from. Empty if
+  /// there was no usable record.
   [[nodiscard]] const std::optional<membership_record>& found() const noexcept { return found_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// From any thread, returns at once: it is written soon, unless a newer one overtakes it. One that
-  /// could not be written is tried again every second, with lines in the log.
+  /// Callable from any thread, returns at once. The record is written soon, unless a newer one
+  /// overtakes it. A failed write is tried again every second, with lines in the log.
   void save(membership_record record);
-  /// Writes what was saved last and is not written yet, and gives the file up. Waits for the disk.
+  /// Writes the last saved record if needed, and gives the file up. Waits for the disk.
   void close();
 
  private:
@@ -58,7 +60,7 @@ class membership_store {
   transport::owned_fd lock_;
   std::optional<membership_record> found_;
   log_limiter failures_;
-  bool failing_{false};  // of the writing thread
+  bool failing_{false};  // used only by the writing thread
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -67,10 +69,11 @@ class membership_store {
   std::thread thread_;
 };
 
-/// The store of a deployment's supervisor, as `supervisor.state_file` says; null: it has none, which
-/// the log says. `auto` is `CLUSTER-PORT.state` in `$STATE_DIRECTORY` (systemd's), else in `troupe` of
-/// `$XDG_STATE_HOME`, else of `~/.local/state`; where no such folder can be made or written, or the
-/// port is 0, there is none. Errors: those of `open`, the second only for a path that is named.
+/// Opens the store that `supervisor.state_file` of the deployment names. Null if there is none,
+/// which is logged. `auto` is `CLUSTER-PORT.state` in `$STATE_DIRECTORY` (systemd's), else in
+/// `troupe` of `$XDG_STATE_HOME`, else of `~/.local/state`; there is no store if no such folder can
+/// be made or written, or the port is 0. Errors: those of `open`, but `invalid_config` only for a
+/// path that is named.
 [[nodiscard]] result<std::unique_ptr<membership_store>> open_membership_store(
     const config::deployment& deployment);
 

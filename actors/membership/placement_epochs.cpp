@@ -8,7 +8,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// The node, if that life of it is shown; 0: any.
+/// The node, if that life of it is shown (0: any life), else null.
 const member* find(const membership& seen, std::string_view node, std::uint64_t incarnation) {
   const member* m = find_member(seen, node);
   return m != nullptr && (incarnation == 0 || m->node.incarnation == incarnation) ? m : nullptr;
@@ -28,7 +28,7 @@ std::optional<error> voided(const membership& seen, std::string_view node,
   if (placed.by == 0 || placed.by != seen.supervisor_incarnation) return std::nullopt;
   const member* m = find(seen, node, incarnation);
   if (m == nullptr) {
-    // One that joined is forgotten some time after it is down.
+    // A node that joined an open stage is forgotten some time after it went down.
     const bool forgotten = is_open_name(node) && find_member(seen, node) == nullptr;
     if (!forgotten || seen.epoch < placed.at) return std::nullopt;
     return error{errc::stale_incarnation,

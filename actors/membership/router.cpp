@@ -112,7 +112,7 @@ result<std::variant<placement, ticket_id>> router::place(const placement_request
                                       " wait already; try again later");
   }
   const auto deadline = now + std::chrono::milliseconds{request.timeout_ms};
-  // Whoever asks again while this waits in line is counted, too.
+  // A repeated request is counted even if this one still waits in line.
   if (const auto known = placed_.find(request.request); known != placed_.end()) {
     known->second.last = *which;
     known->second.failed = request.failed;
@@ -177,7 +177,7 @@ result<router::attempt> router::next_attempt(const placement_request& request) {
   if (request.request.empty()) {
     return fail(errc::invalid_config, "a request that is placed once more must have an id");
   }
-  attempt which{2, std::nullopt, false};  // what was forgotten was placed once at least
+  attempt which{2, std::nullopt, false};  // a forgotten request was placed at least once
   const auto known = placed_.find(request.request);
   if (known != placed_.end()) {
     if (stands(known->second, request)) return attempt{known->second.last.number, {}, true};
@@ -209,7 +209,7 @@ placement router::assign(const placement_request& request, std::size_t edge, con
   auto may = sources_of(edge);
   const bool keeps = same_source && request.keep_source != 0 && (!may || may(former->from));
   if (!keeps) {
-    // The decode side has the prefix: a source that fits it goes before others.
+    // The decode side has the prefix: prefer a source that fits it.
     const auto fits_target = [&](std::size_t replica) { return fits(edge, replica, former->to); };
     if (may && same_target && stages_[from].has_candidate(fits_target)) may = fits_target;
     source = choose(from, side::source, request, now, may);
@@ -266,7 +266,7 @@ bool router::stands(const tracked_request& placed, const placement_request& requ
   if (placed.in_line || !placed.queued || placed.failed != request.failed) return false;
   const auto [from, to] = edge_stages_[placed.where.edge];
   const auto& at = placed.where;
-  // Who has the answer and lost it names nodes of it.
+  // An asker that got this answer and then lost nodes names nodes of it.
   return is_unhurt(from, at.from, at.from_life, at.epoch, request.failed) &&
          is_unhurt(to, at.to, at.to_life, at.epoch, request.failed);
 }
@@ -283,7 +283,7 @@ router::choice router::choose(std::size_t stage, side at, const placement_reques
                               steady_time now, const stage_router::filter& may) {
   stage_router& routes = stages_[stage];
   const auto turn = static_cast<std::size_t>(at);
-  // Of an edge from a stage to itself each side has a replica of its own.
+  // On an edge from a stage to itself, each side has a binding of its own.
   const auto slot = stage + (at == side::target && routes.is_own_mate() ? stages_.size() : 0);
   const std::string& affinity = request.affinity;
   const auto avoid = routes.replicas_of(request.failed);
@@ -308,7 +308,7 @@ router::choice router::choose(std::size_t stage, side at, const placement_reques
 }
 
 void router::track(const std::string& request, tracked_request placed) {
-  forget(request);  // the same id again is a request that goes elsewhere
+  forget(request);  // a known id belongs to a request that now goes elsewhere
   placed.order = ++last_order_;
   placed_.insert_or_assign(request, std::move(placed));
   placed_order_.emplace_back(last_order_, request);
@@ -337,7 +337,7 @@ bool router::fits(std::size_t edge, std::size_t from, std::size_t to) const {
   return one == other || one == not_said || other == not_said;
 }
 
-/// Who can be chosen together changes with the membership, and not with what is placed.
+/// The pairs that can be chosen depend on the membership alone, not on placements.
 void router::find_mates() {
   for (std::size_t edge = 0; edge < edge_stages_.size(); ++edge) {
     const auto [from, to] = edge_stages_[edge];
@@ -362,7 +362,7 @@ void router::find_mates() {
       if (!sources.is_candidate(s)) continue;
       const auto own = sources.fingerprint(s);
       const auto fitting = own == not_said ? all : count(own) + count(not_said);
-      mates[s] = fitting > (from == to ? 1 : 0);  // itself is among them there
+      mates[s] = fitting > (from == to ? 1 : 0);  // on such an edge the replica counts itself
     }
   }
 }
@@ -419,7 +419,7 @@ std::string router::nobody_up(std::size_t edge) const {
   return sentence.empty() ? no_two_fit(edge) : sentence;
 }
 
-/// Of an edge whose stages both have candidates.
+/// The sentence for an edge whose stages both have candidates.
 std::string router::no_two_fit(std::size_t edge) const {
   const auto [from, to] = edge_stages_[edge];
   std::string sentence =

@@ -5,28 +5,30 @@
 /// feeds it.
 ///
 /// A replica is a candidate while every one of its ranks is `up`. Each stage chooses by its own
-/// policy, and eases in who has come up only now: `stage_router.hpp`.
+/// policy, and eases in replicas that have just come up: `stage_router.hpp`.
 ///
-/// **Affinity** comes before the policy: a request that names one goes, in each stage of its edge,
-/// to the replica that the last one of the same affinity went to. That binding holds while all
-/// ranks of the replica are `up`, in the life that it was made in. When the next request finds one
-/// of them in any other state, `suspect` and `leaving` too, or restarted (the cache there is gone),
-/// the policy binds the affinity again: it does not go back when the former replica does. The
-/// placement's `sentence` then says from where to where and why. A restarted supervisor knows none.
+/// **Affinity** comes before the policy: a request that names an affinity goes, in each stage of
+/// its edge, to the replica that the last request of the same affinity went to. That binding holds
+/// while all ranks of the replica are `up`, in the life in which it was made. When the next request
+/// finds one of them in any other state, `suspect` and `leaving` too, or restarted (the cache there
+/// is gone), the policy binds the affinity again, and the new binding stays when the former replica
+/// comes back. The placement's `sentence` then says from where to where and why. A restarted
+/// supervisor knows no affinities.
 ///
-/// **Once more** (`placement_request::failed`): a request whose nodes were lost to it gives its
-/// places in the queues back and gets others. It stays with a replica that lost none of its nodes
-/// and has been up in one and the same life since: the decode replica always (its prefix and its
-/// blocks are there), the prefill replica if the asker says that the cache is kept there. Replicas
-/// of lost nodes are avoided while others are up, also before the membership shows them as down: the
-/// asker saw it first. `retry_budget` bounds how often. Whoever did not get the answer and asks the same
-/// again is answered the same, if none of those nodes was lost since, and that counts as once.
+/// **Retries** (`placement_request::failed`): a request that has lost nodes gives its places in the
+/// queues back and gets others. It stays with a replica that lost none of its nodes and has been up
+/// in the same life since: the decode replica always (its prefix and its blocks are there), the
+/// prefill replica if the asker says that the cache is kept there. Replicas of lost nodes are
+/// avoided while others are up, even before the membership shows them as down: the asker saw the
+/// loss first. `retry_budget` bounds the retries. An asker that did not get the answer and repeats
+/// its request gets the same answer if none of those nodes was lost since, and the two count as one
+/// retry.
 ///
-/// **Open stages.** Where one of an edge's stages is open, the prefill replica is chosen first, among
-/// those for which a decode replica of an equal layout is up, and then one of these. No replica is
-/// placed with itself.
+/// **Open stages.** If one of an edge's stages is open, the prefill replica is chosen first, among
+/// those for which a decode replica of an equal layout is up, and then one of these decode
+/// replicas. No replica is placed with itself.
 ///
-/// Where nobody is up, a request waits in arrival order until its own deadline, in a line of
+/// If no replica is up, a request waits in arrival order until its own deadline, in a line of
 /// bounded length.
 
 #include <chrono>
@@ -54,19 +56,19 @@ namespace troupe::actors {
 struct router_edge {
   std::string from;
   std::string to;
-  std::optional<transfer_mode> mode{};  ///< none: only keyed put and get go along
+  std::optional<transfer_mode> mode{};  ///< empty: only keyed put and get use the edge
 };
 
 struct router_options {
   std::vector<router_edge> edges;
   std::map<std::string, placement_policy>
       policies;                      ///< by stage; `round_robin` where none is named
-  std::vector<expected_slot> slots;  ///< who makes up which replica of which stage
+  std::vector<expected_slot> slots;  ///< the nodes that make up the replicas of each stage
   std::set<std::string> open{};      ///< stages whose replicas the membership shows
   std::size_t max_waiting{4096};     ///< requests in line, over all edges
   std::size_t max_tracked{
       65536};  ///< placed requests remembered until `finished`; the oldest is forgotten
-  std::size_t max_affinities{65'536};    ///< remembered; the longest unused is forgotten
+  std::size_t max_affinities{65'536};    ///< remembered; the least recently used is forgotten
   std::uint32_t retry_budget{2};         ///< placements of one request after its first
   std::chrono::milliseconds ease_in{0};  ///< of a replica that comes up
   std::uint64_t seed{0};                 ///< of `random`
@@ -87,14 +89,14 @@ class router {
 
   // -- events
 
-  /// Before anything else: lives that were taken in up to that epoch served already, under the
-  /// supervisor before this one, and are not eased in.
+  /// Called before any other event. Lives that were taken in up to that epoch have already served
+  /// under the previous supervisor, and are not eased in.
   void remember(std::uint64_t epoch);
   /// The membership changed. Call `serve` and `take_notes` after it.
   void update(const membership& members, steady_time now);
-  /// A node's newest load. A former incarnation's is ignored.
+  /// A node's newest load. The load of a former incarnation is ignored.
   void load(std::string_view name, std::uint64_t incarnation, const load_report& report);
-  /// Places a request now, or puts it in line (a ticket, when it may wait and nobody is up).
+  /// Places a request now, or puts it in line and returns a ticket if it may wait and nobody is up.
   /// Errors: `not_found` (no such edge), `invalid_config` (the edge is ambiguous, the id or the
   /// affinity is too long), `peer_unreachable` (nobody up, no time to wait), `overloaded` (the line
   /// is full), `peer_lost` (its `retry_budget` is used up).
@@ -102,12 +104,12 @@ class router {
                                                                  steady_time now);
   /// A request ended, placed or still in line. Unknown ids are ignored.
   void finished(std::string_view request);
-  /// Those of the line that can be placed now or whose deadline passed (`deadline`), in arrival
-  /// order.
+  /// Takes from the line, in arrival order, the requests that can be placed now or whose deadline
+  /// has passed (`deadline`).
   [[nodiscard]] std::vector<served_ticket> serve(steady_time now);
-  /// Empties the line, in arrival order: the router stops. Every outcome is `aborted`.
+  /// Empties the line, in arrival order, when the router stops. Every outcome is `aborted`.
   [[nodiscard]] std::vector<served_ticket> abandon();
-  /// Sentences for the log: who is eased in.
+  /// Sentences for the log about replicas that are eased in.
   [[nodiscard]] std::vector<std::string> take_notes();
 
   // -- properties
@@ -115,25 +117,25 @@ class router {
   [[nodiscard]] std::size_t waiting() const noexcept { return line_.size(); }
   [[nodiscard]] std::size_t tracked() const noexcept { return placed_.size(); }
   [[nodiscard]] std::size_t affinities() const noexcept { return affinities_.size(); }
-  /// Requests placed on a replica, in its present life, whose end was not told. Looks at all that
-  /// are tracked: not for every request.
+  /// Requests placed on a replica, in its present life, whose end was not reported. Scans all
+  /// tracked requests: do not call it for every request.
   [[nodiscard]] std::size_t unfinished(std::string_view stage, std::uint32_t replica) const;
-  /// Requests that a replica is thought to hold.
+  /// The estimated number of requests that a replica holds.
   [[nodiscard]] std::uint64_t queue_length(std::string_view stage, std::uint32_t replica) const;
 
  private:
-  /// The attempt before this one.
+  /// The previous attempt.
   struct former_attempt {
     std::size_t edge{0};
     std::size_t from{0}, to{0};  ///< replicas
     std::uint64_t from_life{0}, to_life{0};
     std::uint64_t epoch{0};
   };
-  /// Which time it is that a request is placed, and where it was before.
+  /// The number of an attempt to place a request, and the previous one.
   struct attempt {
     std::uint32_t number{1};
     std::optional<former_attempt> former;
-    bool said_again{false};  ///< the answer of this very attempt was lost: it is given once more
+    bool said_again{false};  ///< the answer of this very attempt was lost and is repeated
   };
   struct waiting_request {
     ticket_id ticket{0};
@@ -142,11 +144,11 @@ class router {
     attempt which;
     steady_time arrived{};
     steady_time deadline{};
-    bool over{false};  ///< whoever asked wants no place any more
+    bool over{false};  ///< the asker no longer wants a place
   };
   struct choice {
     std::size_t replica{0};
-    std::string move;  ///< when a binding was dropped: from where to where, and why
+    std::string move;  ///< if a binding was dropped: from where to where, and why
   };
   struct tracked_part {
     std::size_t stage{0};
@@ -156,9 +158,9 @@ class router {
     tracked_part from, to;
     attempt last;
     former_attempt where;
-    std::vector<std::string> failed;  ///< that it was asked with last
-    bool in_line{false};              ///< and waits for an answer to
-    bool same_source{false};          ///< what that was
+    std::vector<std::string> failed;  ///< `failed` of the latest request
+    bool in_line{false};              ///< the latest request waits for its answer
+    bool same_source{false};          ///< as in the latest answer
     bool queued{true};                ///< it has its places in the queues
     std::uint64_t order{0};
   };
@@ -166,25 +168,26 @@ class router {
   [[nodiscard]] result<std::size_t> find_edge(const placement_request& request) const;
   [[nodiscard]] std::string edge_names() const;
   [[nodiscard]] bool has_candidate(std::size_t edge) const;
-  /// Whether layers can move from the one replica to the other. Edges between stages of the file: always.
+  /// Whether layers can move from one replica to the other. Always true for edges between stages of
+  /// the file.
   [[nodiscard]] bool fits(std::size_t edge, std::size_t from, std::size_t to) const;
   void find_mates();
   [[nodiscard]] stage_router::filter sources_of(std::size_t edge) const;
   [[nodiscard]] std::string no_two_fit(std::size_t edge) const;
   [[nodiscard]] std::string nobody_up(std::size_t edge) const;
-  /// What a request that comes once more is by now; its former places are given back.
+  /// The attempt that a retried request makes now. Its former places are given back.
   [[nodiscard]] result<attempt> next_attempt(const placement_request& request);
   [[nodiscard]] placement assign(const placement_request& request, std::size_t edge,
                                  const attempt& which, steady_time now);
   [[nodiscard]] placement answer(const placement_request& request, const former_attempt& where,
                                  std::uint32_t number, bool same_source) const;
-  /// Whether a request that was placed was asked for in the same words, and all of that place is there.
+  /// Whether this request repeats the placed one, and both its replicas are still unhurt.
   [[nodiscard]] bool stands(const tracked_request& placed, const placement_request& request) const;
-  /// The replica of that stage, by affinity or policy.
   enum class side : std::uint8_t { source, target };
+  /// Chooses a replica of that stage, by affinity or policy.
   [[nodiscard]] choice choose(std::size_t stage, side at, const placement_request& request,
                               steady_time now, const stage_router::filter& may);
-  /// Whether a replica of the attempt before lost nobody, and nothing that it held is void.
+  /// Whether a replica of the previous attempt lost no node, and nothing that it held is void.
   [[nodiscard]] bool is_unhurt(std::size_t stage, std::size_t replica, std::uint64_t life,
                                std::uint64_t epoch, const std::vector<std::string>& failed) const;
   void forget(std::string_view request);
@@ -200,7 +203,7 @@ class router {
   std::map<std::size_t, std::vector<bool>> mates_;
   affinity_table affinities_;
   std::uint64_t epoch_{0};
-  std::uint64_t supervisor_{0};  ///< whose epochs these are
+  std::uint64_t supervisor_{0};  ///< incarnation of the supervisor whose epochs these are
   std::deque<waiting_request> line_;
   ticket_id last_ticket_{0};
   std::unordered_map<std::string, tracked_request> placed_;

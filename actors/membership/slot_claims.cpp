@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t max_host_length = 255;
 
-/// How well a slot of host `slots` suits a process on host `claimants`: 0 best; empty: not at all.
+/// How well a slot of host `slots` suits a process on host `claimants`: 0 is best, empty is unfit.
 std::optional<int> suits(const std::string& slots, const std::string& claimants) {
   if (config::canonical_host(slots) == config::canonical_host(claimants)) return 0;
   const bool loopback = config::is_loopback(slots) && config::is_loopback(claimants);
@@ -48,7 +48,7 @@ result<slot_grant> slot_claims::claim(const slot_claim& claim, const std::vector
       if (one.held_by->incarnation == claim.incarnation) return grant(one, claim, now);
       continue;
     }
-    // It was taken in already, and its process has not heard of it yet.
+    // The life was taken in already, and its process has not heard of that yet.
     if (use.incarnation == claim.incarnation) return told(one);
     const auto host = suits(one.what.host, claim.host);
     if (!host || (use.how != kind::unused && use.how != kind::fenced)) continue;
@@ -68,7 +68,7 @@ result<slot_grant> slot_claims::claim(const slot_claim& claim, const std::vector
   return grant(*best, claim, now);
 }
 
-/// Its process is that node already, in all but the registration.
+/// The claimant already is that node, except for the registration.
 result<slot_grant> slot_claims::renew(const slot_claim& claim, const std::vector<slot_use>& uses,
                                       steady_time now) {
   for (std::size_t i = 0; i < slots_.size(); ++i) {

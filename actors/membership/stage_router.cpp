@@ -44,7 +44,7 @@ void stage_router::add(const expected_slot& slot) {
   add_rank(place_for(slot.replica), slot.name, slot.rank);
 }
 
-/// The place of that replica; a new one if it has none.
+/// The place of that replica; if it has none, a free or a new one.
 std::size_t stage_router::place_for(std::uint32_t id) {
   auto found = std::ranges::find(replicas_, id, &replica_view::id);
   if (found == replicas_.end()) found = std::ranges::find(replicas_, nobody, &replica_view::id);
@@ -58,7 +58,7 @@ void stage_router::add_rank(std::size_t replica, std::string name, std::uint32_t
   rank_view fresh;
   fresh.name = std::move(name);
   fresh.info.rank = rank;
-  fresh.born_at = ++clock_;  // nothing that was placed on whoever had the place before is its own
+  fresh.born_at = ++clock_;  // earlier placements belong to the former holder of the place
   auto& ranks = replicas_[replica].ranks;
   const auto place =
       std::ranges::upper_bound(ranks, rank, {}, [](const rank_view& r) { return r.info.rank; });
@@ -111,7 +111,7 @@ void stage_router::update(rank_view& rank, replica_view& replica, const member& 
   const auto state = node_state_from(m.state);
   if (!state) return;
   if (rank.info.incarnation != m.node.incarnation) {
-    // A new life holds nothing of the former one's queue, nor of its cache.
+    // A new life has nothing of the former life's queue or cache.
     rank.heard(m.load.queue_length, ++clock_);
     rank.born_at = clock_;
     ++replica.life;
@@ -170,7 +170,7 @@ stage_router::receipt stage_router::place(std::size_t replica) {
 
 void stage_router::ended(receipt what) {
   for (rank_view& rank : replicas_[what.replica].ranks) {
-    if (what.at < rank.born_at) continue;  // this life never had it
+    if (what.at < rank.born_at) continue;  // this life never had the request
     if (what.at > rank.heard_at) {
       --rank.placed_since;
     } else {
@@ -201,7 +201,7 @@ std::chrono::nanoseconds stage_router::seniority(const replica_view& replica,
                                               options_.ease_in);
 }
 
-/// The candidates in the order of the round. One of them at least has its full share.
+/// The candidates in the order of the round. At least one of them has its full share.
 std::vector<stage_router::offer> stage_router::offers(steady_time now,
                                                       const std::vector<std::size_t>& avoid,
                                                       const filter& may, std::size_t turn) const {
@@ -223,7 +223,7 @@ std::vector<stage_router::offer> stage_router::offers(steady_time now,
   return all;
 }
 
-/// The first that has its full share, or has saved up a turn.
+/// The first candidate that has its full share, or has saved up a turn.
 std::size_t stage_router::in_turn(const std::vector<offer>& offers) {
   for (const offer& o : offers) {
     if (o.share == full_share) return o.replica;
@@ -236,7 +236,7 @@ std::size_t stage_router::in_turn(const std::vector<offer>& offers) {
   return offers.front().replica;
 }
 
-/// Those with the shortest queue, a newcomer's lengthened by what it lacks of its full share.
+/// The candidates with the shortest queue. A newcomer's queue is lengthened for its missing share.
 std::vector<stage_router::offer> stage_router::shortest(const std::vector<offer>& offers) const {
   std::uint64_t total = 0;
   std::uint64_t settled = 0;

@@ -5,31 +5,32 @@
 /// A replica is a candidate while every one of its ranks is `up`:
 ///
 /// - `round_robin`: the candidate after the last one chosen;
-/// - `least_queue_length`: the shortest queue; ties go round;
+/// - `least_queue_length`: the shortest queue, round robin on ties;
 /// - `random`: any, by a seeded generator.
 ///
-/// The queue of a rank is the length in its last heartbeat, plus what was placed and less what
+/// The queue of a rank is the length in its last heartbeat, plus the requests placed and less those
 /// ended since; a replica is as busy as its busiest rank.
 ///
-/// **Ease-in.** A replica whose ranks have come up only now, for the first time or in a new life,
-/// is empty and cold: the shortest queue of all. It gets the fewer requests the shorter it has been
-/// up. Its share is
+/// **Ease-in.** A replica whose ranks have just come up, for the first time or in a new life, is
+/// empty and cold, and has the shortest queue of all. It gets the fewer requests the shorter it has
+/// been up. Its share is
 ///
-///     1 - (how long the longest candidate is up - how long itself) / ease_in
+///     1 - (uptime of the longest-running candidate - its own uptime) / ease_in
 ///
-/// where both count up to `ease_in`. So a newcomer beside old candidates begins with nearly nothing
-/// and has its full share after `ease_in`; where all start together, or it is the only candidate,
-/// nobody is held back (a lag of up to a twentieth of `ease_in` counts as together); and the second
-/// of two newcomers follows the first. A replica that was only `suspect`, or `down` in one and the
-/// same life, has its cache still and is not eased in again. Nor is one that served a supervisor
-/// before this one, as far as its record goes: it counts as up for the whole of `ease_in`.
+/// where both uptimes count up to `ease_in`. A newcomer beside old candidates thus begins with
+/// nearly nothing and has its full share after `ease_in`; if all start together, or there is only
+/// one candidate, none is held back (a lag of up to a twentieth of `ease_in` counts as together);
+/// and the second of two newcomers follows the first. A replica that was only `suspect`, or `down`
+/// in the same life, still has its cache and is not eased in again. Nor is a replica that, by the
+/// record, served a previous supervisor: it counts as up for the whole of `ease_in`.
 ///
-/// **Open stages.** Their replicas are those that the membership shows. One of which no node is shown
-/// any more leaves its place to the next that joins; `life` tells the two apart.
+/// **Open stages.** Their replicas are those that the membership shows. A replica of which no node
+/// is shown any more leaves its place to the next one that joins; `life` tells the two apart.
 ///
-/// What a share does: `round_robin` and ties take that part of its turns, spread evenly, by a
-/// counter; `random` draws by shares; `least_queue_length` adds what is missing of the full share,
-/// as a part of the mean queue of those that have theirs, to the newcomer's queue.
+/// Effect of a share: with `round_robin` and on ties a replica takes that part of its turns, spread
+/// evenly, by a counter; `random` draws by shares; `least_queue_length` lengthens the newcomer's
+/// queue by the missing part of its share, as a part of the mean queue of the candidates with a
+/// full share.
 
 #include <array>
 #include <chrono>
@@ -55,7 +56,7 @@ struct stage_options {
   placement_policy policy{placement_policy::round_robin};
   std::chrono::milliseconds ease_in{0};
   std::uint64_t seed{0};  ///< of `random`
-  bool open{false};       ///< no file names its nodes: `add` is not called
+  bool open{false};       ///< no file names the stage's nodes: `add` is not called
 };
 
 class stage_router {
@@ -63,7 +64,7 @@ class stage_router {
   /// Which replicas may be chosen; empty: any.
   using filter = std::function<bool(std::size_t replica)>;
 
-  /// What `ended` needs to know of a placement.
+  /// Identifies a placement for `ended`.
   struct receipt {
     std::size_t replica{0};
     std::uint64_t at{0};
@@ -71,58 +72,58 @@ class stage_router {
   static constexpr std::uint32_t full_share = 1u << 16;
 
   explicit stage_router(stage_options options);
-  /// One rank of one replica. All are added before the first event.
+  /// Adds one rank of one replica. All ranks are added before the first event.
   void add(const expected_slot& slot);
 
   // -- events
 
   /// See `router::remember`.
   void remember(std::uint64_t epoch) { remembered_ = epoch; }
-  /// Who is not in `members` is not there.
+  /// A node that is not in `members` is absent.
   void update(const membership& members, steady_time now);
-  /// False when the node is of another stage. A former incarnation's load is ignored.
+  /// Returns whether the node belongs to this stage. The load of a former incarnation is ignored.
   bool load(std::string_view name, std::uint64_t incarnation, const load_report& report);
-  /// A replica by the policy; one of `avoid` only where nobody else is up. There must be a candidate
-  /// that `may` be chosen. `turn`: 0 or 1, whose round it is; where a stage sends to itself the two sides
-  /// of a request would else share the replicas out between them.
+  /// Chooses a replica by the policy; one of `avoid` only if no other is up. At least one candidate
+  /// must pass `may`. `turn` (0 or 1) says whose round it is: if a stage sends to itself, the two
+  /// sides of a request would otherwise divide the replicas between them.
   [[nodiscard]] std::size_t choose(steady_time now, const std::vector<std::size_t>& avoid = {},
                                    const filter& may = {}, std::size_t turn = 0);
-  /// A request goes to that replica, whoever chose it.
+  /// Counts a request that goes to that replica, by whatever choice.
   [[nodiscard]] receipt place(std::size_t replica);
   void ended(receipt what);
-  /// Sentences for the log: who is eased in.
+  /// Sentences for the log about replicas that are eased in.
   [[nodiscard]] std::vector<std::string> take_notes() { return std::exchange(notes_, {}); }
 
   // -- properties
 
   [[nodiscard]] const std::string& name() const noexcept { return options_.name; }
   [[nodiscard]] bool is_open() const noexcept { return options_.open; }
-  /// An edge leads from the stage to itself.
+  /// Notes that an edge leads from the stage to itself.
   void becomes_own_mate() noexcept { own_mate_ = true; }
   [[nodiscard]] bool is_own_mate() const noexcept { return own_mate_; }
-  /// How many there are or were: every replica is a number below it.
+  /// The number of replicas that exist or existed: every replica is a number below it.
   [[nodiscard]] std::size_t size() const noexcept { return replicas_.size(); }
-  /// Of the layout of its ranks. All zero: not said.
+  /// The fingerprint of its ranks' layout. All zero if unknown.
   [[nodiscard]] kvcache::layout_fingerprint fingerprint(std::size_t replica) const;
   [[nodiscard]] bool has_candidate(const filter& may = {}) const;
   [[nodiscard]] bool is_candidate(std::size_t replica) const { return replicas_[replica].all_up(); }
-  /// Grows whenever a rank of it starts a new life.
+  /// Grows whenever a rank of the replica starts a new life.
   [[nodiscard]] std::uint64_t life(std::size_t replica) const { return replicas_[replica].life; }
   [[nodiscard]] std::uint32_t id(std::size_t replica) const { return replicas_[replica].id; }
   /// "replica 3", or that it is gone.
   [[nodiscard]] std::string title(std::size_t replica) const;
   /// The replicas that these nodes belong to.
   [[nodiscard]] std::vector<std::size_t> replicas_of(const std::vector<std::string>& nodes) const;
-  /// Whether a rank of it was taken into the cluster after that epoch: for the first time, or again.
+  /// Whether a rank of the replica was taken into the cluster after that epoch, first or again.
   [[nodiscard]] bool taken_in_since(std::size_t replica, std::uint64_t epoch) const;
-  /// Whether that request went to lives that all its ranks still lead.
+  /// Whether all ranks of the placement's replica are still in the lives that the request went to.
   [[nodiscard]] bool has(receipt what) const;
   /// In rank order.
   [[nodiscard]] std::vector<node_info> ranks(std::size_t replica) const;
   /// Ranks that are not up, with their states: of the whole stage, or of one replica.
   [[nodiscard]] std::string missing() const;
   [[nodiscard]] std::string missing(std::size_t replica) const;
-  /// Of the replica with that id; 0 when there is none.
+  /// The queue length of the replica with that id; 0 if there is none.
   [[nodiscard]] std::uint64_t queue_length(std::uint32_t id) const;
 
  private:
@@ -133,9 +134,9 @@ class stage_router {
     node_info info;
     std::uint32_t queue_length{0};    ///< of the last heartbeat
     std::uint64_t placed_since{0};    ///< since the last heartbeat
-    std::uint64_t finished_since{0};  ///< of those that the last heartbeat counted
-    std::uint64_t heard_at{0};        ///< the last heartbeat, in `clock_`
-    std::uint64_t born_at{0};         ///< this life, in `clock_`
+    std::uint64_t finished_since{0};  ///< requests that the last heartbeat counted and that ended
+    std::uint64_t heard_at{0};        ///< time of the last heartbeat, in `clock_`
+    std::uint64_t born_at{0};         ///< start of this life, in `clock_`
     std::uint64_t registered_at{0};   ///< `member::registered`
 
     [[nodiscard]] bool up() const { return registered && state == node_state::up; }
@@ -144,23 +145,23 @@ class stage_router {
   };
   struct replica_view {
     std::uint32_t id{0};
-    std::vector<rank_view> ranks;  ///< none: the place is free
+    std::vector<rank_view> ranks;  ///< empty: the place is free
     std::uint64_t life{0};
-    std::uint64_t came_up_life{0};  ///< the life in which all ranks were up last
-    steady_time came_up{};          ///< when they were up first in it
+    std::uint64_t came_up_life{0};  ///< the last life in which all ranks were up
+    steady_time came_up{};          ///< when all ranks were first up in that life
     std::uint32_t credit{0};        ///< towards its next turn, below `full_share`
 
     [[nodiscard]] bool all_up() const;
     [[nodiscard]] std::uint64_t queue() const;
   };
-  /// A candidate and what part of a full share it gets now.
+  /// A candidate and the part of a full share that it gets now.
   struct offer {
     std::size_t replica{0};
     std::uint32_t share{full_share};
   };
 
   [[nodiscard]] static std::string missing_of(const std::vector<const rank_view*>& ranks);
-  /// Of an open stage: as many replicas, of as many ranks, as the membership shows.
+  /// For an open stage: adjusts the replicas and their ranks to the membership.
   void follow(const membership& members);
   void vacate(replica_view& replica);
   [[nodiscard]] std::size_t place_for(std::uint32_t id);

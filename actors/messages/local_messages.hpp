@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the actors of one process say to each other. These types never cross the network: CAF moves
+/// The messages between the actors of one process. These types never cross the network: CAF moves
 /// them as they are, without serialising. Interfaces are in messages.hpp.
 
 #include <cstdint>
@@ -30,26 +30,27 @@ namespace troupe::actors {
 
 // -- to the actor of one transfer
 
-/// link -> session: the fence that it asked for holds.
+/// link -> session: the requested fence holds.
 struct transfer_fenced {};
-/// link -> session: the link is gone, or refused what the session needs to begin.
+/// link, engine_port -> session: the link is gone, or the peer is lost.
 struct link_is_lost {
   troupe::error why;
 };
-/// link -> session: the link broke and was made again. What was sent or posted before may or may not
-/// have come; what is asked of the link from now on names this epoch.
+/// link -> session: the link broke and was rebuilt. Earlier messages and batches may or may not
+/// have arrived; further orders to the link name this epoch.
 struct link_is_back {
   std::uint64_t epoch{0};
-  std::string backend{};  ///< that it has now
+  std::string backend{};  ///< the present one
 };
-/// engine_port -> session: the engine gave the transfer up.
+/// engine_port, link -> session: the engine gave the transfer up, or the link could not send a
+/// message of the session.
 struct abort_session {
   troupe::error why;
-  bool refused{false};  ///< decode: since another source of the receive refused it
+  bool refused{false};  ///< decode: because another source of the receive refused it
 };
 /// engine_port -> session: look at the clock, the deadline has come.
 struct deadline_reached {};
-/// engine_port -> decode session: what every source gives is here; yours may be released.
+/// engine_port -> decode session: the bytes of every source are here; your source may be released.
 struct receive_is_whole {};
 
 struct session_event {
@@ -66,43 +67,44 @@ using session_actor = caf::typed_actor<
 
 // -- to the actor of one link
 
-/// Part of one of our regions that the peer shall be allowed to touch.
+/// Part of one of our regions that the peer is to be granted access to.
 struct grant_wish {
   region_id region;
   byte_set permitted;
   transport::access rights{transport::access::read};
 };
 
-/// session -> link: deliver what concerns this transfer to me.
+/// session -> link: deliver everything that concerns this transfer to me.
 struct attach_session {
   transfer_id transfer;
   session_actor session;
-  std::uint64_t epoch{0};  ///< that the session knows; if it is over, `link_is_back` follows
+  std::uint64_t epoch{0};  ///< known to the session; if it is over, `link_is_back` follows
 };
-/// session -> link: forget the transfer; what still comes for it is late and is dropped.
+/// session -> link: forget the transfer; messages that arrive for it later are dropped.
 struct detach_session {
   transfer_id transfer;
 };
-/// session, engine_port -> link: give these grants, put them into the message, send it. A failure
-/// comes back to the session as `link_is_lost`.
+/// session, engine_port -> link: give these grants, put them into the message, send it. If that
+/// fails the session gets `abort_session`, or `link_is_lost` if the link has ended.
 struct say {
   session_message message;
   std::vector<grant_wish> grants;
-  bool nobody_waits{false};  ///< may travel with what follows, see `transport::link::send_soon`
-  /// Of the link, as its handle says. Words of an epoch that is over are not sent, but for the last
-  /// ones of a transfer, which hold in any. 0: in any.
+  bool nobody_waits{false};  ///< may travel with later frames, see `transport::link::send_soon`
+  /// The epoch in the link's handle. Messages of an epoch that is over are not sent, except the
+  /// last words of a transfer, which hold in any epoch. 0: valid in any epoch.
   std::uint64_t epoch{0};
 };
 /// session -> link: move these bytes; ends as a completion.
 struct post_batch {
   transport::batch work;
-  std::uint64_t epoch{0};  ///< what belongs to one that is over is dropped
+  std::uint64_t epoch{0};  ///< a batch of an epoch that is over is dropped
 };
-/// session -> link: say when nothing of the transfer can touch memory any more, as `transfer_fenced`.
+/// session -> link: fence the transfer. Answered by `transfer_fenced` once nothing of it can touch
+/// memory any more.
 struct fence_now {
   transfer_id transfer;
 };
-/// node -> link: this node takes part no more; the link ends at once.
+/// node -> link: this node no longer takes part in the cluster; the link ends at once.
 struct close_link {
   troupe::error why;
 };
@@ -110,26 +112,26 @@ struct close_link {
 struct leave_link {
   troupe::error why;
 };
-/// node -> link: the peer's process has left or is down; what it said before still counts.
+/// node -> link: the peer's process has left or is down; its earlier messages still count.
 struct peer_left {
   troupe::error why;
 };
-/// link -> itself, some time after the peer has left: is everything read that it said?
+/// link -> itself, some time after the peer has left: read the peer's last frames.
 struct read_last_frames {
   troupe::error why;
   std::uint32_t looks{0};          ///< so far
-  std::uint32_t found_nothing{0};  ///< of them, the last ones in a row
+  std::uint32_t found_nothing{0};  ///< how many of the latest looks in a row found nothing
 };
 /// link -> itself, after a pause: reach for the peer, or try the backend that failed, once more.
 struct dial_again {};
 /// link -> itself, acceptor: the peer should have dialled by now.
 struct look_for_dialler {
-  std::uint64_t alarm{0};  ///< only the last one that was set counts
+  std::uint64_t alarm{0};  ///< only the latest alarm counts
 };
 
-/// link -> itself, after a pause while words wait for room for their grants.
+/// link -> itself, after a pause while messages wait for room for their grants.
 struct look_for_room {};
-/// link -> itself, again and again while something is in flight: does the peer live?
+/// link -> itself, periodically while something is in flight: does the peer live?
 struct check_peer_alive {};
 
 struct link_command {
@@ -139,21 +141,21 @@ struct link_command {
       what;
 };
 
-// What the transport reports comes from the thread that made the progress.
+// Reports of the transport come from the thread that made the progress.
 
-/// transport -> link: both ends may use it.
+/// transport -> link: both ends may use the transport link.
 struct link_came_up {};
-/// transport -> link: it can be used no more.
+/// transport -> link: the transport link cannot be used any more.
 struct link_broke {
   troupe::error why;
 };
-/// transport -> link: what `fence_now` asked for.
+/// transport -> link: a fence that `fence_now` asked for holds.
 struct fence_holds {
   transfer_id transfer;
-  std::uint64_t generation{0};  ///< counts also when the transport link has been replaced
+  std::uint64_t generation{0};  ///< valid even after the transport link has been replaced
 };
 struct link_event {
-  /// Of the transport link it belongs to: a replaced one is ignored, but for its fences.
+  /// Of the transport link that reports. Events of a replaced one are ignored, except its fences.
   std::uint64_t generation{0};
   std::variant<link_came_up, session_message, transport::completion, fence_holds, link_broke> what;
 };
@@ -166,31 +168,31 @@ using link_actor = caf::typed_actor<
     caf::reacts_to<link_event>,
     // the peer's node, later its link -> link, acceptor only: the peer's half; the reply is ours
     caf::replies_to<link_request>::with<link_reply>,
-    // the peer's link -> link: what its transport may not be able to tell
+    // the peer's link -> link: news that its transport may not be able to tell
     caf::reacts_to<link_notice>,
     // node -> link
     caf::replies_to<report_atom>::with<link_report>>;
 
-/// What a link is to those who use it, once it is up.
+/// A link as its users see it, once it is up.
 struct link_handle {
   std::string peer;  ///< node name
   incarnation peer_incarnation;
   std::shared_ptr<const kvcache::cache_layout>
       peer_layout;  ///< null until the peer registered a cache
   link_actor actor;
-  std::uint64_t epoch{0};  ///< counts on each time the link is made again
-  std::string backend{};   ///< "shm"; another one once it was made again, perhaps
+  std::uint64_t epoch{0};  ///< grows each time the link is rebuilt
+  std::string backend{};   ///< such as "shm"; may change when the link is rebuilt
 };
 
 // -- to the engine port
 
-/// link -> engine_port: the link can be used. Told before any other message of the link, and once
-/// more each time it was made again.
+/// link -> engine_port: the link can be used. Sent before any other message of the link, and again
+/// each time the link was rebuilt.
 struct link_ready {
   link_handle link;
 };
-/// link -> engine_port: the peer has left. The link is read out and then gone: nothing may begin
-/// over it.
+/// link -> engine_port: the peer has left. The link reads the last frames and ends: nothing new may
+/// begin over it.
 struct link_leaves {
   std::string peer;
   std::uint64_t peer_incarnation{0};
@@ -202,7 +204,7 @@ struct link_gone {
   std::string peer;
   std::uint64_t peer_incarnation{0};
   std::uint64_t link{0};   ///< id of the link's actor; 0: none was made
-  std::uint64_t asked{0};  ///< `need_link::ask` that it answers; 0: the peer dialled
+  std::uint64_t asked{0};  ///< the `need_link::ask` that this answers; 0: the peer dialled
   troupe::error why;
 };
 /// link -> engine_port: a message that belongs to no attached session.
@@ -210,27 +212,27 @@ struct unrouted_message {
   link_handle link;
   session_message message;
 };
-/// decode_receiver -> engine_port: these layers are here from this source.
+/// decode_receiver -> engine_port: these layers have arrived from this source.
 struct session_layers {
   transfer_id transfer;
   cache_slice slice;
 };
-/// session -> engine_port: its one outcome.
+/// session -> engine_port: the one outcome of the session.
 struct session_concluded {
   transfer_id transfer;
   std::optional<troupe::error> failure;
   std::vector<std::byte> aux;
   std::uint64_t bytes{0};
   seen_movement moved{};
-  bool refused{false};  ///< failed: by what was asked for, not by the source
+  bool refused{false};  ///< on failure: the request was refused, the source is sound
 };
-/// session -> engine_port: nothing of it can touch our memory any more. Last message of a session.
+/// session -> engine_port: nothing of the session can touch our memory any more. Its last message.
 struct session_unpinned {
   transfer_id transfer;
 };
 
 /// value_client -> engine_port: the outcome of a put, get, query or remove. `session_unpinned`
-/// follows once the peer can touch nothing any more.
+/// follows once the peer can no longer touch our memory.
 struct value_concluded {
   operation_id operation;
   std::variant<event_done, event_failed, event_value, event_info> outcome;
@@ -240,7 +242,7 @@ struct blocks_granted {
   operation_id operation;
   result<kvcache::allocation> blocks;
 };
-/// transport -> engine_port: the GPU has come to a point that a `send_progress` names, or never will.
+/// transport -> engine_port: the GPU reached the point that a `send_progress` names, or never will.
 struct gpu_point_reached {
   operation_id send;
   std::uint64_t point{0};
@@ -276,12 +278,12 @@ struct wait_for_blocks {
   std::uint32_t count{0};
   time_point deadline;
 };
-/// port -> pool: the one who waits has given up.
+/// port -> pool: the waiting operation has given up.
 struct leave_line {
   operation_id operation;
 };
-/// cache_pool, port -> pool: blocks came back while somebody waits, or a value with an end was
-/// stored.
+/// cache_pool, port, value_server -> pool: blocks came back while an operation waits, or a value
+/// that expires was stored.
 struct pool_changed {};
 struct pool_command {
   std::variant<wait_for_blocks, leave_line, pool_changed> what;
@@ -292,10 +294,10 @@ struct pool_command {
 /// port -> node: make or find the link with this node; ends as `link_ready` or `link_gone`.
 struct need_link {
   std::string peer;
-  std::uint64_t former_life{0};  ///< that has left, which the membership may not show yet
-  std::uint64_t ask{0};          ///< counts the port's questions; the answer names it
+  std::uint64_t former_life{0};  ///< has left, which the membership may not show yet
+  std::uint64_t ask{0};          ///< number of the port's request; the answer names it
 };
-/// node -> itself: see again whether a peer that was down has come back.
+/// node -> itself: look again whether a peer that was down has come back.
 struct look_again {};
 /// engine -> node: ask the supervisor for a placement; ends as an event of the engine.
 struct start_place {
@@ -315,16 +317,16 @@ struct call_answered {
 struct stop_node {};
 /// node -> itself: see whether the supervisor is back.
 struct try_supervisor {};
-/// node -> itself, from the thread that looked: where the supervisor is now, or why nobody knows.
+/// node -> itself, from the thread that looked: where the supervisor is, or why that is unknown.
 struct supervisor_looked {
-  std::uint64_t attempt{0};  ///< that it was looked for
+  std::uint64_t attempt{0};  ///< the attempt that the search was for
   result<found_supervisor> found;
 };
-/// engine -> node: it can serve nobody, and why.
+/// engine -> node: the engine cannot serve anybody, and why.
 struct engine_failed {
   std::string why;
 };
-/// engine -> node: it can serve again.
+/// engine -> node: the engine can serve again.
 struct engine_recovered {};
 struct node_command {
   std::variant<need_link, look_again, start_place, placed_ended, call_answered, stop_node,
@@ -348,9 +350,9 @@ struct send_grew {
 struct send_progress {
   operation_id operation;
   source_progress progress;
-  std::uint64_t point{0};  ///< of the GPU, from where on it is true; 0: now
+  std::uint64_t point{0};  ///< point of the GPU from which on this is true; 0: now
 };
-/// engine -> port: a send gets nothing more.
+/// engine -> port: a send is complete.
 struct send_sealed {
   operation_id operation;
   source_sealed seal;
@@ -360,7 +362,7 @@ struct start_receive {
   operation_id operation;
   receive_spec spec;
 };
-/// engine -> port: the gate of a stream, to be opened when these layers are complete, or the receive has ended.
+/// engine -> port: open the gate of a stream when these layers are complete or the receive ends.
 struct open_when_complete {
   operation_id operation;
   std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
@@ -380,21 +382,21 @@ struct start_value {
   std::string key;
   std::span<const std::byte> value;  ///< of a put, in the engine's memory until the outcome
   std::uint64_t ttl_ms{0};           ///< of a put
-  /// What `value` shows where the engine's own is in memory of a GPU.
+  /// Holds the bytes that `value` shows if the engine's own are in memory of a GPU.
   std::shared_ptr<const std::vector<std::byte>> copy{};
-  std::vector<block_id> pinned{};  ///< of the node's pool: those that `value` lies in
+  std::vector<block_id> pinned{};  ///< blocks of the node's pool that `value` lies in
 };
-/// What a decode engine says to the sources of a request without a receive.
+/// What a decode engine can tell the sources of a request without a receive.
 enum class source_verb : std::uint8_t { release, hold };
-/// engine -> port: say so to the sources of a request.
+/// engine -> port: tell the sources of a request to release or hold it.
 struct start_word {
   operation_id operation;
   source_verb verb{source_verb::release};
   std::string request;
   std::vector<std::string> sources;
-  std::vector<std::uint64_t> lives;  ///< of the sources, or none
+  std::vector<std::uint64_t> lives;  ///< incarnations of the sources, or empty
 };
-/// engine -> port, before all else: who it may ask.
+/// engine -> port, before all else: the actors that the port may ask.
 struct connect_operations {
   caf::typed_actor<caf::reacts_to<node_command>> node;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;

@@ -1,11 +1,10 @@
 #pragma once
 
 /// Every actor interface of Troupe, one line per message saying what it is for and who sends it.
-/// Read this file to understand the system. Cluster messages cross processes; the rest stays inside
-/// one.
+/// Read this file to understand the system. Cluster messages cross processes, all others do not.
 ///
-/// Nodes of one cluster trust each other: whoever may send these messages may use the memory that
-/// grants describe. That is why a cluster port is loopback-only unless `security` says otherwise.
+/// Nodes of one cluster trust each other: a process that may send these messages may use the memory
+/// that grants describe. So a cluster port is loopback-only unless `security` says otherwise.
 
 #include <caf/replies_to.hpp>
 #include <caf/typed_actor.hpp>
@@ -34,7 +33,7 @@ using node_actor = caf::typed_actor<
 
 /// One per cluster, published at the supervisor's port.
 using supervisor_actor = caf::typed_actor<
-    // node -> supervisor: take me in; the handle is where membership goes to
+    // node -> supervisor: take me in; the membership is sent to the handle
     caf::replies_to<register_atom, registration_request, node_actor>::with<registration>,
     // node -> supervisor, every heartbeat_interval
     caf::replies_to<heartbeat>::with<heartbeat_ack>,
@@ -65,23 +64,23 @@ using engine_port_actor = caf::typed_actor<
     caf::reacts_to<engine_command>,
     // links, sessions, pool_manager -> port
     caf::reacts_to<port_event>,
-    // node -> port: what it heard of the cluster
+    // node -> port: news of the cluster
     caf::reacts_to<node_notice>,
     // node -> port: what is live, for status
     caf::replies_to<report_atom>::with<transfer_reports>,
     // the port's own clock, only while something has a deadline
     caf::reacts_to<tick_atom>>;
 
-/// Serves the line for blocks and reclaims what has passed its time; one per node.
+/// Serves the line for blocks and reclaims whatever has expired; one per node.
 using pool_manager_actor = caf::typed_actor<
-    // port -> pool: wait in line, leave it, a transfer is quiescent
+    // port, cache_pool, value_server -> pool: wait in line, leave it, blocks or values changed
     caf::reacts_to<pool_command>,
     // node -> pool
     caf::replies_to<report_atom>::with<pool_report>,
     // its own clock
     caf::reacts_to<tick_atom>>;
 
-/// The cluster side of a node beside `node_actor`: what only its own process may ask of it.
+/// The cluster side of a node beside `node_actor`: the messages that only its own process may send.
 using local_node_actor = node_actor::extend<
     // port -> node: I need a link with that node; ends as link_ready or link_gone
     caf::reacts_to<node_command>,

@@ -9,15 +9,15 @@
 
 namespace troupe::actors {
 
-/// What was seen of the bytes of a transfer, or of all transfers of one operation.
+/// Statistics on the bytes of a transfer, or of all transfers of one operation.
 struct seen_movement {
-  time_point first{}, last{};  ///< of the first byte and of the last one; none moved: not set
+  time_point first{}, last{};  ///< times of the first and the last byte; not set if none moved
   std::uint64_t segments{0};
   std::string backend;
 
-  /// One more transfer of the operation.
+  /// Adds another transfer of the operation.
   void add(const seen_movement& more);
-  /// For the engine, of an operation that began then and ends now.
+  /// The form that the engine is told, for an operation that began and ended at these times.
   [[nodiscard]] movement told(time_point began, time_point ended) const;
 };
 

@@ -5,7 +5,7 @@
 
 namespace troupe::actors {
 
-/// What a node is in messages, as the file says of its stage.
+/// The role of a node in messages, from the role of its stage in the file.
 [[nodiscard]] constexpr node_role node_role_of(config::role role) noexcept {
   switch (role) {
     case config::role::supervisor: return node_role::supervisor;

@@ -25,7 +25,7 @@ constexpr std::size_t unbounded = max_frame;
 template <class M, class Struct>
 concept is = std::same_as<std::remove_const_t<M>, Struct>;
 
-/// Enums of the wire: the numbers that are in range.
+/// Whether a number is in range for an enum of the wire.
 constexpr bool in_range(transfer_mode, std::uint8_t n) {
   return is_transfer_mode(n);
 }
@@ -38,7 +38,7 @@ bool in_range(errc, std::uint8_t n) {
 
 // -- numbers of blocks
 
-/// Distances of both signs, the small ones small.
+/// Maps distances of both signs to numbers, small distances to small numbers.
 std::uint64_t folded(std::int64_t distance) noexcept {
   return (static_cast<std::uint64_t>(distance) << 1) ^ static_cast<std::uint64_t>(distance >> 63);
 }
@@ -50,9 +50,8 @@ constexpr std::uint64_t block_numbers = std::uint64_t{1} << 32;
 
 // -- the writer and the reader
 //
-// Both offer the same member functions, one per kind of field, and `fields` below says once for
-// each struct which fields it has, in which order and within which bounds. The first problem stops
-// both.
+// Both offer the same member functions, one per kind of field. `fields` below states once for each
+// struct its fields, their order and their bounds. Both stop at the first problem.
 
 class writer {
  public:
@@ -239,8 +238,8 @@ class reader {
       behind = end;
     }
   }
-  /// `item_bytes` is what an item takes at least: a count that the rest of the frame cannot hold is
-  /// refused before anything is allocated.
+  /// `item_bytes` is the smallest size of an item: a count that the rest of the frame cannot hold
+  /// is refused before anything is allocated.
   template <class Item, class Each>
   void list(const char* name, std::vector<Item>& items, std::size_t item_bytes, std::size_t least,
             std::size_t most, Each&& each) {
@@ -288,7 +287,7 @@ class reader {
     }
     return count;
   }
-  /// Of at most 35 bits.
+  /// Reads a number of at most 35 bits.
   std::uint64_t leb128(const char* name) {
     std::uint64_t number = 0;
     for (std::uint32_t shift = 0; shift < 35; shift += 7) {
@@ -302,7 +301,7 @@ class reader {
     refuse(name, "have a number of more than 5 bytes");
     return 0;
   }
-  /// Steps over `size` bytes: they end where `in_` then begins.
+  /// Steps over `size` bytes; they end where `in_` begins afterwards.
   bool take(const char* name, std::size_t size) {
     if (failed_) return false;
     if (size > in_.size()) {
@@ -321,10 +320,10 @@ class reader {
 // -- the fields
 
 constexpr std::size_t extent_bytes = 3 * 8 + 4;
-/// With an empty key.
+/// The size of a grant with an empty key.
 constexpr std::size_t least_grant_bytes = 8 + 4 + 8 + 8 + 1 + 8 + 4;
 
-/// All but what it permits.
+/// All fields of a grant except the bytes that it permits.
 template <class A, class G>
 void grant_fields(A& a, G& g) {
   a.number("grant.id", g.id);
@@ -570,7 +569,7 @@ transfer_abort make_abort(transfer_id transfer, const error& why) {
   auto reason = why.message;
   if (reason.size() > max_sentence) {
     std::size_t size = max_sentence;
-    // Not into a multi-byte character: its later bytes are 10xxxxxx.
+    // Do not cut a multi-byte character, whose later bytes are 10xxxxxx.
     while (size > 0 && (static_cast<unsigned char>(reason[size]) & 0xC0u) == 0x80u) --size;
     reason.resize(size);
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the engine says of a send while it computes, on its way to the actors that serve it.
+/// Progress of a send that the engine reports while it computes, for the actors that serve it.
 
 #include <cstddef>
 #include <cstdint>

@@ -34,14 +34,14 @@ void node_core::beat() {
 }
 
 void node_core::on_stop_node() {
-  // Else they would be placed for nobody, and count there.
+  // Otherwise the supervisor would place them on behalf of a node that is gone, and count them.
   if (supervisor_) {
     for (const auto& [operation, asked] : placements_) {
       self_->send(supervisor_, finished_atom::value, asked.request);
     }
   }
   fail_placements({errc::aborted, "the node stops"});
-  // One that crashed does not leave in good order.
+  // A node that crashed does not leave in good order.
   if (supervisor_ && !replaced_) {
     self_->send(supervisor_, leave_atom::value, context_->self.name, context_->self.incarnation);
   }
@@ -61,7 +61,7 @@ void node_core::child_ended(const caf::down_msg& down) {
   if (watched_ && down.source == watched_) {
     watched_ = nullptr;
     lost_supervisor(troupe::error{errc::peer_lost, "its process is gone"});
-    // Their answers were lost with it, and their time outs may be hours away.
+    // The answers were lost with the supervisor, and the timeouts may be hours away.
     fail_placements({errc::peer_lost, "the supervisor's process is gone; ask again"});
     return;
   }
@@ -70,7 +70,7 @@ void node_core::child_ended(const caf::down_msg& down) {
   if (link == links_.end()) return;
   if (crashed(down.reason)) link_crashed(link->second);
   if (down.reason && link->second.asked != 0) {
-    // By a defect of ours, and without its last message: whoever waits for it must not wait on.
+    // The link crashed without its last message: operations that wait for it must not wait on.
     answer_gone({link->second.peer, 0, link->second.asked},
                 {errc::internal, "the link's actor crashed; see the log"});
   }

@@ -13,7 +13,7 @@ namespace nodes {
 class node_core;
 }
 
-/// What the actor of a node carries: `nodes::node_core` has all of it.
+/// State of a node's actor; everything is in `nodes::node_core`.
 struct node_slot {
   std::unique_ptr<nodes::node_core> core;
 
@@ -25,7 +25,7 @@ struct node_slot {
   ~node_slot();
 };
 
-/// Bound on ends of placed requests that wait for a supervisor; the oldest is given up.
+/// Bound on ended placed requests that wait to be told to a supervisor; the oldest is dropped.
 inline constexpr std::size_t max_untold = 65536;
 /// Bound on calls of frontends that the engine has not answered.
 inline constexpr std::size_t max_pending_calls = 4096;

@@ -24,9 +24,9 @@ namespace troupe::actors::nodes {
 
 struct report_in_progress;
 
-/// The cluster side of a node: registers, beats, keeps the last membership, makes links on demand,
-/// takes links and calls in. The one published actor of its process. Waits for its first tick,
-/// which comes when the port is bound, before it registers.
+/// The cluster side of a node: registers, sends heartbeats, keeps the last membership, makes links
+/// on demand, accepts links and calls. The one published actor of its process. Registers after its
+/// first tick, which comes when the port is bound.
 ///
 ///   state         event                           next          what happens
 ///   ------------  ------------------------------  ------------  ------------
@@ -42,8 +42,8 @@ struct report_in_progress;
 ///                                                               at most; then that one is asked
 ///   unregistered  refused: another life replaced  replaced      closes its links, asks no more
 ///                 this one (`stale_incarnation`)
-///   registered    the engine reports a failure    registered    beats at once, and says it with each
-///   registered    the engine has recovered        unregistered  registers again, says it no more
+///   registered    the engine reports a failure    registered    beats at once; each beat says so
+///   registered    the engine has recovered        unregistered  registers again without failure
 ///   any           drain_order                     the same      still takes on what comes;
 ///                                                               `node_drain` has its own table
 ///   any           its port or pool manager crashed  over        tells the supervisor why, closes its
@@ -66,7 +66,7 @@ class node_core {
     std::uint64_t incarnation{0};
     link_actor actor;
     std::uint64_t asked{0};               ///< `need_link::ask`; 0: the peer dialled
-    registration_state::mark registered;  ///< what is known of when the peer's life was taken in
+    registration_state::mark registered;  ///< when the peer's life was admitted, as far as known
   };
   /// Links with one life of a peer that crashed.
   struct link_crashes {
@@ -77,7 +77,7 @@ class node_core {
   struct wanted_link {
     need_link order;
     std::chrono::steady_clock::time_point since;
-    bool asks{false};  ///< the supervisor, who has not answered yet
+    bool asks{false};  ///< the supervisor was asked and has not answered yet
   };
   struct pending_call {
     caf::typed_response_promise<call_reply> promise;
@@ -94,23 +94,23 @@ class node_core {
 
   // -- registration (node_registration.cpp)
 
-  /// Registers, after connecting to the supervisor where that is needed; nothing while it is asking.
+  /// Registers, after connecting to the supervisor if needed; no effect while it is registering.
   void reach_supervisor();
   void reach_where_it_is(std::uint64_t attempt);
-  /// Whether a thread looks where the supervisor is: a `supervisor_looked` follows.
+  /// Whether a thread looks for the supervisor; a `supervisor_looked` follows.
   [[nodiscard]] bool looks_for_it(std::uint64_t attempt);
   void on_supervisor_looked(supervisor_looked& order);
   void register_now(std::uint64_t attempt);
   void registration_came(const registration& answer);
   void asking_failed(const caf::error& why);
-  /// The node is unregistered until the supervisor is reached again.
+  /// Makes the node unregistered until the supervisor is reached again.
   void lost_supervisor(const troupe::error& why);
   void retry_soon();
   void on_try_supervisor();
   void give_up(const troupe::error& why);
   /// The supervisor drains this node, or tells it to leave.
   void take_order(const drain_order& order);
-  /// A heartbeat to the supervisor, with our load.
+  /// Sends a heartbeat with our load to the supervisor.
   void say_alive();
   void say_unregistered(const troupe::error& why);
   [[nodiscard]] std::string asked_at() const;
@@ -125,8 +125,8 @@ class node_core {
   /// The port asks for a link with a peer.
   void on_need_link(need_link& order);
   void on_look_again();
-  /// The supervisor publishes a membership: links with lives that are over end, those that were
-  /// waited for are made.
+  /// The supervisor published a membership: ends links with lives that are over, and makes the
+  /// links that waited for it.
   void adopt(membership& fresh);
   /// A peer dials.
   [[nodiscard]] caf::result<link_reply> accept_link(const link_request& request);
@@ -144,15 +144,15 @@ class node_core {
 
   // -- crashes (node_crashes.cpp)
 
-  /// From now on the node hears of the end of its port and its pool manager.
+  /// Has the node hear of the end of its port and its pool manager from now on.
   void watch_essentials();
-  /// True: it was one of these. Where it crashed the supervisor is told, links, placements and calls
-  /// end, and the node takes part no more.
+  /// Returns whether `down` is one of these. After its crash the supervisor is told, links,
+  /// placements and calls end, and the node takes part no more.
   [[nodiscard]] bool essential_ended(const caf::down_msg& down);
   void give_this_node_up(const troupe::error& why);
-  /// Counts it: links with one life of a peer that crash too often are given up.
+  /// Counts a crash: links with one life of a peer that crash too often are given up.
   void link_crashed(const known_link& link);
-  /// Why no link is made any more with this life of the peer; empty: it may be.
+  /// Why no more links are made with this life of the peer. Empty if they are.
   [[nodiscard]] std::optional<troupe::error> links_given_up(const std::string& peer,
                                                             std::uint64_t incarnation) const;
   [[nodiscard]] bool is_shown(const std::string& peer, std::uint64_t incarnation) const;
@@ -169,10 +169,10 @@ class node_core {
   void expire_placements();
   void give_back_placement(const std::string& request);
   void tell_ended(std::string request);
-  /// Ends of placed requests that waited for a supervisor.
+  /// Tells the supervisor of placed requests that ended while it could not be told.
   void tell_untold();
-  /// Calls whose frontend waits no longer: the engine may keep its answer, but not a place among
-  /// those that may be pending.
+  /// Ends calls whose frontend no longer waits: the engine may keep the call to answer, but it does
+  /// not count as pending any more.
   void expire_calls();
 
   // -- report (node_report.cpp)
@@ -180,7 +180,7 @@ class node_core {
   /// What `troupe status` shows of this node.
   [[nodiscard]] caf::typed_response_promise<node_report> make_report();
   void one_less(const std::shared_ptr<report_in_progress>& progress);
-  /// Answers those who wait for one with what is known so far.
+  /// Answers all pending reports with what is known so far.
   void end_reports();
 
   const self_pointer self_;
@@ -189,37 +189,35 @@ class node_core {
   const pool_manager_actor pool_;
   const node_drain_ptr drain_;
   supervisor_actor supervisor_;
-  caf::actor_addr watched_;  ///< the supervisor that we would hear the end of
+  caf::actor_addr watched_;  ///< the supervisor that this actor monitors
   bool registered_{false};
   bool registering_{false};
   std::chrono::steady_clock::time_point asking_since_;  ///< while registering
-  /// Attempts to register, those that failed counted twice: what is said to an earlier one does not
-  /// count.
+  /// Attempts to register, each failure counted as well: an answer to an earlier one is ignored.
   std::uint64_t attempt_{0};
-  bool replaced_{false};  ///< by another life of the node, or crashed: it is over
+  bool replaced_{false};  ///< over: replaced by another life of the node, or crashed
   errc refusal_code_{errc::stale_incarnation};  ///< why it is over
-  std::string refusal_;                         ///< the last reason for not being registered
-  std::optional<errc> refusal_said_;  ///< its kind, when that was logged; empty: registered
-  log_limiter reminder_{std::chrono::seconds{30}};  ///< of a refusal that goes on
+  std::string refusal_;                         ///< the last reason why it was not registered
+  std::optional<errc> refusal_said_;  ///< code of the refusal logged last; empty: registered
+  log_limiter reminder_{std::chrono::seconds{30}};  ///< of a refusal that persists
   membership members_;
   std::unordered_map<caf::actor_id, known_link> links_;
   std::map<std::string, link_crashes> crashed_links_;  ///< by peer
-  /// Peers that the port needs and no membership has shown yet (or not their next life).
+  /// Links that the port asked for and whose peers (or their next lives) no membership shows yet.
   std::vector<wanted_link> wanted_;
   std::unordered_map<std::uint64_t, pending_call> calls_;
   std::uint64_t next_call_{1};
-  std::map<operation_id, pending_placement> placements_;  ///< that the supervisor has not answered
+  std::map<operation_id, pending_placement> placements_;  ///< not answered by the supervisor yet
   /// Placed requests that ended while no supervisor could be told, oldest first.
   std::deque<std::string> untold_;
-  /// Reports that somebody waits for.
   std::set<std::shared_ptr<report_in_progress>> reports_;
   std::uint64_t beats_{0};
-  std::string failure_;  ///< that the engine reported, as heartbeats say it; empty: none
-  /// Where it is asked. Empty: where the settings say.
+  std::string failure_;  ///< as the engine reported it, sent in heartbeats; empty: none
+  /// Where the supervisor was found. Empty: where the settings say.
   std::optional<found_supervisor> found_;
-  bool look_due_{false};  ///< it was lost, or could not be reached there, and may be elsewhere
-  std::optional<std::chrono::steady_clock::time_point> looked_;  ///< when a look began last
-  std::chrono::milliseconds retry_pause_{};  ///< before the last quick attempt; 0: none was needed
+  bool look_due_{false};  ///< the supervisor was lost or unreachable, and may be elsewhere
+  std::optional<std::chrono::steady_clock::time_point> looked_;  ///< when the last look began
+  std::chrono::milliseconds retry_pause_{};  ///< before the last quick attempt; 0: there was none
   bool retry_planned_{false};
 };
 

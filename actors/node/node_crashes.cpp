@@ -15,12 +15,12 @@ namespace troupe::actors::nodes {
 
 namespace {
 
-/// Peers whose links crashed; more names than this no deployment has.
+/// Bound on remembered peers whose links crashed; no deployment has more names.
 constexpr std::size_t max_remembered = 1024;
 
 }  // namespace
 
-/// The node takes part no more: who else holds on to it is told, once.
+/// The node takes part no more: tells everyone who still relies on it, once.
 void node_core::give_this_node_up(const troupe::error& why) {
   if (replaced_) return;
   replaced_ = true;
@@ -33,7 +33,7 @@ void node_core::give_this_node_up(const troupe::error& why) {
     last.sequence = ++beats_;
     last.failure = why.message;
     self_->request(supervisor_, context_->settings.heartbeat_interval, std::move(last))
-        .then([](const heartbeat_ack&) {}, [](const caf::error&) {});  // it may hear of it or not
+        .then([](const heartbeat_ack&) {}, [](const caf::error&) {});  // best effort
   }
   registered_ = false;
   fail_placements(why);
@@ -44,7 +44,7 @@ void node_core::give_this_node_up(const troupe::error& why) {
   for (const auto& [id, link] : links_) tell(link.actor, link_command{close_link{why}});
 }
 
-/// Whether that is the life of the peer that our membership shows.
+/// Whether our membership shows that life of the peer.
 bool node_core::is_shown(const std::string& peer, std::uint64_t incarnation) const {
   return std::ranges::any_of(members_.members, [&](const member& m) {
     return m.node.name == peer && m.node.incarnation == incarnation;
@@ -71,7 +71,7 @@ void node_core::link_crashed(const known_link& link) {
   if (!all.contains(link.peer) && all.size() >= max_remembered) all.erase(all.begin());
   auto& of = all[link.peer];
   if (of.incarnation != link.incarnation) {
-    // What is heard late of a former life says nothing of the present one.
+    // A late crash of a former life says nothing about the present one.
     if (of.incarnation != 0 && is_shown(link.peer, of.incarnation)) return;
     of = {link.incarnation};
   }

@@ -25,7 +25,7 @@ void end_node(node_context& context, const std::string& what_happened) {
 
 void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& actor,
                      std::string what) {
-  on_crash(actor, [context, what = std::move(what)] {  // all that it touches is thread-safe
+  on_crash(actor, [context, what = std::move(what)] {  // touches only thread-safe objects
     end_node(*context, what + " crashed");
   });
 }

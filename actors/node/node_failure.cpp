@@ -17,7 +17,7 @@ void node_core::on_engine_failed(engine_failed& order) {
   failure_ = std::move(why);
   logger("node")->error("the engine of {} reports that it can serve nobody: {}",
                         context_->self.name, failure_);
-  // Another reason goes with the next beat: who reports one after the other must not flood anybody.
+  // A further reason goes with the next beat: an engine that reports many must not cause a flood.
   if (first && registered_) say_alive();
 }
 

@@ -17,13 +17,14 @@ namespace troupe::actors::nodes {
 
 namespace {
 
-/// How long is waited for news of a peer that cannot be dialled as it is shown. The supervisor
-/// publishes changes 100 ms late, since it coalesces them; it is asked as well.
+/// How long to wait for news of a peer that cannot be dialled as the membership shows it. The
+/// supervisor publishes changes 100 ms late, since it coalesces them; it is asked as well.
 constexpr auto news_delay = std::chrono::milliseconds{300};
 constexpr auto longest_question = std::chrono::milliseconds{1000};
 
 std::optional<troupe::error> refusal_of(const node_context& context, const link_request& request) {
-  // First: who was asked for may be of another release, or cluster, than this node, which has its port by now.
+  // Checked first: this node may have taken over the port of the node that was asked for, and be of
+  // another release or cluster.
   if (request.to_incarnation != context.self.incarnation) {
     return troupe::error{errc::stale_incarnation,
                          context.self.name +
@@ -77,34 +78,35 @@ void node_core::close_links_of(const node_info& peer, const troupe::error& why) 
 
 // -- lives of a peer
 
-/// The life of a node that our membership shows; 0: none.
+/// The incarnation of a node that our membership shows; 0: none.
 std::uint64_t node_core::shown_life(const std::string& peer) const {
   const member* shown = find_member(members_, peer);
   return shown == nullptr ? 0 : shown->node.incarnation;
 }
 
-/// Whether that life of a node, registered at `by`, is over by our membership: that of an epoch says
-/// everything that was registered up to there.
+/// Whether that life of a node, registered at `by`, is over by our membership. A membership covers
+/// all registrations up to its epoch.
 bool node_core::was_replaced(const std::string& peer, std::uint64_t incarnation,
                              registration_state::mark by) const {
   if (by.supervisor_incarnation != members_.supervisor_incarnation || by.epoch > members_.epoch) {
     return false;
   }
   const auto shown = shown_life(peer);
-  // One that joined and is not shown any more was forgotten.
+  // A node of an open stage that is no longer shown was forgotten.
   return shown == 0 ? is_open_name(peer) : shown != incarnation;
 }
 
 /// A former life of a node, stopped and then continued, does not know that it was replaced. It must
-/// neither get a link nor end those of its successor. Nor does one get a link that the cluster took for
-/// dead, until it has registered again: what it holds was carried on elsewhere.
+/// neither get a link nor end those of its successor. A life that the cluster took for dead gets no
+/// link either until it has registered again: its requests were carried on elsewhere.
 std::optional<troupe::error> node_core::former_life(const link_request& request) const {
   const registration_state::mark by{request.supervisor_incarnation, request.registered_epoch};
   const auto& from = request.from;
   bool former = was_replaced(from.name, from.incarnation, by);
   if (!former && by.supervisor_incarnation != members_.supervisor_incarnation) {
-    // Two supervisors count their epochs apart. The link that is there stays: a new life that came
-    // first to a new supervisor gets its own as soon as we have heard of it there, too.
+    // Epochs of two supervisors cannot be compared, so the existing link stays: a new life that
+    // registered with a new supervisor first gets its link as soon as that supervisor has told us
+    // of it.
     former = std::ranges::any_of(links_, [&](const auto& known) {
       return known.second.peer == from.name && known.second.incarnation != from.incarnation;
     });
@@ -116,7 +118,7 @@ std::optional<troupe::error> node_core::former_life(const link_request& request)
 
 // -- the dialling side
 
-/// True: a link is being made, or it was said why not. False: the peer has not been seen yet.
+/// Returns true if a link is being made or was refused, false if the peer has not been seen yet.
 bool node_core::make_link(const wanted_link& wanted) {
   const auto& peer = wanted.order.peer;
   const bool early = wanted.asks || std::chrono::steady_clock::now() < wanted.since + news_delay;
@@ -126,8 +128,8 @@ bool node_core::make_link(const wanted_link& wanted) {
   }
   const member* found = find_member(members_, peer);
   if (found == nullptr) {
-    // Who no file names may never come; one of the file is waited for, and so is everybody while a
-    // supervisor still hears who is there.
+    // A node that no file names may never come. A node of the file is waited for, and so is every
+    // node while a supervisor is still collecting registrations.
     if (early || members_.supervisor_incarnation == 0 || members_.collecting != 0 ||
         !is_open_name(peer)) {
       return false;
@@ -141,7 +143,7 @@ bool node_core::make_link(const wanted_link& wanted) {
   switch (state.value_or(node_state::joining)) {
     case node_state::joining: return false;
     case node_state::down:
-      // Its next life may have registered a moment ago: that news is on its way.
+      // The next life may have registered a moment ago, and the news be on its way.
       if (early) return false;
       answer_gone(wanted.order,
                   {errc::peer_lost,
@@ -150,8 +152,8 @@ bool node_core::make_link(const wanted_link& wanted) {
     case node_state::up:
     case node_state::suspect:
     case node_state::leaving:
-      // Nor is it news yet that this life has left. It is still dialled if no news comes: the
-      // connection may have been lost, and not the process.
+      // The news that this life has left may still be on its way. It is dialled if no news comes:
+      // maybe only the connection was lost, not the process.
       if (early && found->node.incarnation == wanted.order.former_life) return false;
       break;
   }
@@ -159,8 +161,8 @@ bool node_core::make_link(const wanted_link& wanted) {
     answer_gone(wanted.order, std::move(*why));
     return true;
   }
-  // The port asks once for all who wait for a peer. One that is being made still answers an earlier
-  // question.
+  // The port asks once for all operations that wait for a peer. A link that is being made already
+  // answers an earlier question.
   spawn_link(found->node, wanted.order.ask, {members_.supervisor_incarnation, members_.epoch});
   return true;
 }
@@ -171,7 +173,7 @@ void node_core::make_wanted_links() {
 
 // -- the accepting side
 
-/// Asks the supervisor for what it has not published yet.
+/// Asks the supervisor for changes that it has not published yet.
 void node_core::ask_for_news(const std::string& peer) {
   if (!supervisor_) return;
   wanted_.back().asks = true;
@@ -180,7 +182,7 @@ void node_core::ask_for_news(const std::string& peer) {
       if (one.order.peer == peer) one.asks = false;
     }
   };
-  // One that stands still must not keep nodes from each other that live.
+  // A frozen supervisor must not keep live nodes from each other.
   const auto patience = std::min<std::chrono::milliseconds>(
       2 * context_->settings.heartbeat_interval, longest_question);
   self_->request(supervisor_, patience, members_atom::value)
@@ -188,7 +190,7 @@ void node_core::ask_for_news(const std::string& peer) {
           [this, answered](membership& fresh) {
             answered();
             adopt(fresh);
-            make_wanted_links();  // also if that was no news
+            make_wanted_links();  // even if that was no news
           },
           [this, answered](const caf::error&) {
             answered();

@@ -38,14 +38,14 @@ load_report load_of(const node_context& context) {
 
 }  // namespace
 
-/// Where the supervisor is asked, for sentences.
+/// Where the supervisor is asked, for messages.
 std::string node_core::asked_at() const {
   const auto& settings = context_->settings;
   return found_ ? found_->host + ":" + std::to_string(found_->port)
                 : settings.supervisor_host + ":" + std::to_string(settings.supervisor_port);
 }
 
-/// Says it when it is news (the sentence may tell times, its kind does not), and rarely again.
+/// Logs the reason if it is new (by its code: the text may contain times), and rarely after that.
 void node_core::say_unregistered(const troupe::error& why) {
   const bool due = reminder_.pass().has_value();
   if (refusal_said_ == why.code && !due) return;
@@ -55,8 +55,8 @@ void node_core::say_unregistered(const troupe::error& why) {
                        asked_at(), time_text(settings.heartbeat_interval), to_string(why));
 }
 
-/// Tries again before the next beat does: after `first_retry`, then twice as long each time, until a
-/// beat is as soon.
+/// Tries again before the next beat: after `first_retry`, then doubling, until the pause reaches a
+/// beat.
 void node_core::retry_soon() {
   if (retry_planned_) return;
   const auto pause = retry_pause_.count() == 0 ? first_retry : 2 * retry_pause_;
@@ -74,7 +74,7 @@ void node_core::asking_failed(const caf::error& why) {
                                            "); start it, or check supervisor.host and port"});
 }
 
-/// Another process is this node now. Peers refuse this life already; asking on would help nobody.
+/// Another process is this node now. Peers refuse this life already, so asking on is pointless.
 void node_core::give_up(const troupe::error& why) {
   registering_ = false;
   replaced_ = true;
@@ -88,13 +88,13 @@ void node_core::give_up(const troupe::error& why) {
 
 void node_core::registration_came(const registration& answer) {
   registering_ = false;
-  if (replaced_) return;  // it was given up while it asked
+  if (replaced_) return;  // it was given up while it was registering
   if (answer.failed != 0) {
     const auto why = refusal(answer);
     if (why.code == errc::stale_incarnation) {
       give_up(why);
     } else {
-      lost_supervisor(why);  // what else is wrong may pass
+      lost_supervisor(why);  // any other error may pass
     }
     return;
   }
@@ -134,7 +134,7 @@ void node_core::register_now(std::uint64_t attempt) {
           });
 }
 
-/// Connects to it, and registers.
+/// Connects to the supervisor where it was found last, and registers.
 void node_core::reach_where_it_is(std::uint64_t attempt) {
   const auto& settings = context_->settings;
   const auto& host = found_ ? found_->host : settings.supervisor_host;
@@ -152,7 +152,7 @@ void node_core::reach_where_it_is(std::uint64_t attempt) {
               return;
             }
             supervisor_ = caf::actor_cast<supervisor_actor>(answer.actor);
-            // It remembers whoever watches it, as often as it is asked to.
+            // The supervisor keeps one entry per monitor call, so drop the old one.
             if (watched_) self_->demonitor(watched_);
             watched_ = supervisor_.address();
             self_->monitor(supervisor_);
@@ -164,8 +164,8 @@ void node_core::reach_where_it_is(std::uint64_t attempt) {
           });
 }
 
-/// Whether a thread looks where the supervisor is, after it was lost: a `supervisor_looked` follows. In
-/// between it is asked where it was last.
+/// Whether a thread looks for the supervisor after it was lost: a `supervisor_looked` follows.
+/// Between looks, the node asks where it was last.
 bool node_core::looks_for_it(std::uint64_t attempt) {
   const auto& terms = context_->settings.begun_from;
   const auto now = std::chrono::steady_clock::now();
@@ -190,8 +190,8 @@ void node_core::lost_supervisor(const troupe::error& why) {
   context_->registration.set(false, refusal_);
   supervisor_ = nullptr;
   look_due_ = true;
-  // One that is gone may be back in a moment; one that answers badly, or not at all, is asked with
-  // the beats alone.
+  // A supervisor that is gone may be back in a moment; one that answers badly, or not at all, is
+  // only asked with the beats.
   if (why.code == errc::peer_lost || why.code == errc::peer_unreachable) retry_soon();
 }
 
@@ -217,7 +217,7 @@ void node_core::reach_supervisor() {
   if (replaced_) return;
   const auto now = std::chrono::steady_clock::now();
   if (registering_) {
-    // A beat has passed, or nearly: somebody may wait and wonder.
+    // About a beat has passed: log it, in case an operator wonders.
     const bool slow = now - asking_since_ > context_->settings.heartbeat_interval * 3 / 4;
     if (slow && !refusal_said_) say_unregistered({errc::deadline, "it has not answered yet"});
     return;
@@ -273,7 +273,7 @@ void node_core::say_alive() {
             reach_supervisor();
           },
           [this](const caf::error& err) {
-            // A late answer is no loss; a supervisor that is gone is told by its monitor.
+            // A late answer does no harm; the monitor reports a supervisor that is gone.
             logger("node")->debug("heartbeat not answered: {}", self_->system().render(err));
           });
 }

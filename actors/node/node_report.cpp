@@ -7,7 +7,7 @@
 
 namespace troupe::actors::nodes {
 
-/// Asks every child; answers when all have said something, or did not within a second.
+/// Asks every child, and answers when all have replied, or after a second.
 struct report_in_progress {
   node_report report;
   std::size_t waiting{0};

@@ -12,8 +12,8 @@ namespace troupe::actors::nodes {
 
 namespace {
 
-/// Answers a call once, even if the engine drops it. The engine may keep it for longer than there is
-/// a node: it does not keep the node's actor, whose thread would not end.
+/// Answers a call once, even if the engine drops it. The engine may keep it for longer than the
+/// node exists, so it does not hold the node's actor: that actor's thread would not end.
 class call_answer {
  public:
   call_answer(caf::actor_addr node, std::uint64_t id) : node_{std::move(node)}, id_{id} {}
@@ -54,7 +54,8 @@ void node_core::fail_placement(operation_id operation, troupe::error why) {
   }
 }
 
-/// Else its place in the queues would be taken for as long as the node that it was placed on lives.
+/// Tells the supervisor that a placed request ended. Without this its place in the queues would
+/// stay taken for as long as the node that it was placed on lives.
 void node_core::tell_ended(std::string request) {
   if (supervisor_) {
     self_->send(supervisor_, finished_atom::value, std::move(request));
@@ -64,8 +65,8 @@ void node_core::tell_ended(std::string request) {
   if (untold_.size() > max_untold) untold_.pop_front();
 }
 
-/// A placement that nobody waits for any more was made: its place in the queues is free. Another
-/// one of the same request has taken the first one's place there.
+/// A placement was made that nobody waits for any more: frees its place in the queues, unless the
+/// same request was asked for again, which took that place over.
 void node_core::give_back_placement(const std::string& request) {
   const bool asked_again = std::ranges::any_of(
       placements_, [&](const auto& waiting) { return waiting.second.request == request; });
@@ -138,7 +139,7 @@ void node_core::on_start_place(start_place& order) {
     failed(errc::peer_unreachable, "the supervisor cannot be reached: " + refusal_);
     return;
   }
-  // Those that were given up count until the supervisor has answered.
+  // Placements that were given up count until the supervisor has answered.
   if (placements_.size() >= context->settings.max_operations) {
     failed(errc::overloaded, "the supervisor has not answered " +
                                  std::to_string(placements_.size()) +
@@ -150,8 +151,8 @@ void node_core::on_start_place(start_place& order) {
   placements_.emplace(
       order.operation,
       pending_placement{order.request.request, std::chrono::steady_clock::now() + patience});
-  // Our own clock looks at the deadline: CAF keeps a request's timer, and what hangs on it, until it
-  // runs out, also when the answer came long before.
+  // We check the deadline ourselves: CAF keeps a request's timer, and what it references, until it
+  // runs out, even if the answer came long before.
   self_->request(supervisor_, caf::infinite, place_atom::value, order.request)
       .then(
           [this, context, failed, operation = order.operation](placement& where) {

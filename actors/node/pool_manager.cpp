@@ -13,7 +13,7 @@ namespace {
 
 using self_pointer = pool_manager_actor::stateful_pointer<pool_manager_state>;
 
-/// Precision of waits for blocks and of times to live.
+/// Precision of deadlines for blocks and of times to live.
 constexpr auto tick_interval = std::chrono::milliseconds{10};
 
 void arm(self_pointer self) {
@@ -31,7 +31,7 @@ void serve(self_pointer self) {
   for (auto& served : st.context->pool->serve(std::chrono::steady_clock::now())) {
     const auto found = st.waiters.find(served.waiter);
     if (found == st.waiters.end()) {
-      // It left the line in the same moment: nobody else knows of these blocks.
+      // It left the line at the same moment: nobody else knows of these blocks.
       if (served.outcome)
         (void)st.context->pool->free(served.outcome->owner, served.outcome->blocks);
       continue;

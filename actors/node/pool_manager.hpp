@@ -10,8 +10,7 @@
 namespace troupe::actors {
 
 /// Serves the line for blocks in the order of arrival, ends waits whose deadline passed, and
-/// reclaims keyed values whose time to live is over. Its clock runs only while there is something
-/// to wait for.
+/// reclaims keyed values whose time to live is over. Its clock runs only while something waits.
 struct pool_manager_state {
   context_ptr context;
   engine_port_actor port;

@@ -8,7 +8,7 @@
 
 namespace troupe::actors {
 
-// -- what is held, for whom
+// -- holds
 
 void cache_leases::hold(operation_id id, const std::string& peer, time_point now, mark placed) {
   auto& of = operations_[id];
@@ -70,7 +70,7 @@ void cache_leases::end(operation_id id) {
   operations_.erase(of);
 }
 
-// -- who lives
+// -- which nodes live
 
 std::vector<cache_leases::lapse> cache_leases::see(std::shared_ptr<const membership> members,
                                                    time_point now) {
@@ -106,8 +106,8 @@ void cache_leases::linked(incarnation life) {
 
 void cache_leases::unlinked(incarnation life) {
   if (linked_.erase(life) == 0) return;
-  // Also where it holds nothing now, as it may before the next news. Of others nothing is believed
-  // anyway.
+  // Also while it holds nothing, as it may hold something before the next news. Lives that are not
+  // shown are not believed anyway.
   const bool shown = std::ranges::any_of(
       members_->members, [&](const member& m) { return m.node.incarnation == life.value; });
   if (shown) doubted_.insert(life);
@@ -120,7 +120,8 @@ std::vector<cache_leases::lapse> cache_leases::beat(time_point now, news of) {
   review(now, lapses);
   for (const auto& [id, one] : lives_) {
     if (judge(id, one, of) != standing::lives) continue;
-    // Also a lease that ran out since the last beat: its holder was shown, or linked, meanwhile.
+    // Also revives a lease that ran out since the last beat: its holder was shown or linked
+    // meanwhile.
     table_.renew_all(id, before, lease_time_ - before + options_.length);
   }
   collect(now, lapses);
@@ -149,7 +150,7 @@ cache_leases::duration cache_leases::beat_period(duration heartbeat) const {
 
 // -- inside
 
-/// The time that leases run by.
+/// Lease time: the time that leases run by.
 time_point cache_leases::clock(time_point now) const {
   return lease_time_ + std::clamp(now - last_beat_, duration::zero(), options_.length / 2);
 }
@@ -171,7 +172,7 @@ cache_leases::standing cache_leases::judge(incarnation id, const living& one, ne
     const bool doubtful = of == news::old && doubted_.contains(id);
     return doubtful ? standing::unknown : standing::lives;
   }
-  // Another supervisor may have restored what the former one knew; the same one only goes on.
+  // A new supervisor may have restored its predecessor's record; the same supervisor only moves on.
   const bool later = one.shown.supervisor_incarnation == members_->supervisor_incarnation &&
                      one.shown.epoch <= members_->epoch && one.shown.epoch != 0;
   if (later && m != nullptr) return standing::replaced;
@@ -179,26 +180,27 @@ cache_leases::standing cache_leases::judge(incarnation id, const living& one, ne
   return linked_.contains(id) ? standing::lives : standing::unknown;
 }
 
-/// Whether the membership that is here is as new as what whoever named the peer went by.
+/// Whether the present membership is as new as what the caller who named the peer went by.
 bool cache_leases::news_count(const claim& one) const {
   return one.placed.supervisor_incarnation != 0 &&
          one.placed.supervisor_incarnation == members_->supervisor_incarnation &&
          members_->epoch >= one.placed.epoch;
 }
 
-/// Whether what is shown of the peer says who was meant. One that is joining may be what the supervisor
-/// remembers of before its restart, and not know of those that the former one took in last.
+/// Whether the membership's entry says which life was meant. A `joining` entry may be what the
+/// supervisor remembers from before its restart, without the lives that its predecessor last
+/// admitted.
 bool cache_leases::proves(const member& shown, const claim& one) const {
   return news_count(one) && node_state_from(shown.state) != node_state::joining;
 }
 
-/// Says which life was meant, as soon as news that count show the peer. False: not the one that it was
-/// bound to, and it is unseen again.
+/// Confirms which life was meant, as soon as news that count show the peer. Returns false if it is
+/// not the life that the hold was bound to; the hold is then unseen again.
 bool cache_leases::makes_certain(claim& one) {
   const auto* m = member_of(one.peer);
   if (one.certain || one.of == incarnation{} || m == nullptr || !proves(*m, one)) return true;
-  // Taken in by the time that the peer was named; or before the restart of a supervisor that has forgotten
-  // that, remembers the life before, and takes this one in again.
+  // Admitted by the time that the peer was named; or before the restart of a supervisor that forgot
+  // this life, remembers the one before it, and now admits it again.
   const bool was_there = m->registered <= one.placed.epoch ||
                          lives_.at(one.of).taken_in_by != members_->supervisor_incarnation;
   const bool another = m->node.incarnation != one.of.value && was_there;
@@ -229,7 +231,7 @@ void cache_leases::give_back(claim& from) {
   from.certain = false;
 }
 
-/// One hold of that life less.
+/// Removes one hold of that life.
 void cache_leases::forget_life(incarnation id) {
   const auto one = lives_.find(id);
   if (one == lives_.end() || --one->second.holds > 0) return;
@@ -254,7 +256,7 @@ void cache_leases::note_shown(living& one, incarnation id) const {
     one.taken_in_by = members_->supervisor_incarnation;
 }
 
-/// An unseen one becomes waiting, if somebody lives under its name.
+/// Makes an unseen hold waiting, if a life with its name lives.
 void cache_leases::bind_if_shown(operation_id id, claim& to, time_point now) {
   const auto* m = member_of(to.peer);
   if (m == nullptr || m->node.incarnation == 0 || is_lost(*m)) return;
@@ -262,7 +264,7 @@ void cache_leases::bind_if_shown(operation_id id, claim& to, time_point now) {
   to.certain = proves(*m, to);
 }
 
-/// The lease for whoever asks runs just as long as the source is sealed and nobody is known.
+/// Starts or ends the lease for anyone: it runs while the source is sealed and no taker is known.
 void cache_leases::settle(operation_id id, held& of, time_point now) {
   const bool known = std::ranges::any_of(of.claims, [](const claim& h) {
     return h.of != incarnation{} || h.session != transfer_id{};
@@ -279,14 +281,14 @@ void cache_leases::settle(operation_id id, held& of, time_point now) {
   }
 }
 
-/// A life is dead: it holds nothing any more.
+/// A life is dead: ends all its leases.
 void cache_leases::bury(incarnation id, standing how, time_point now, std::vector<lapse>& lapses) {
   for (const auto lease : table_.end_holder(id)) {
     const auto operation = operation_of_.at(lease);
     operation_of_.erase(lease);
     auto& of = operations_.at(operation);
     const auto one = std::ranges::find(of.claims, lease, &claim::lease);
-    if (one == of.claims.end()) {  // for anyone: of this node's own life
+    if (one == of.claims.end()) {  // a lease for anyone: held by this node's own life
       of.for_anyone = {};
       continue;
     }
@@ -307,7 +309,7 @@ void cache_leases::bury(incarnation id, standing how, time_point now, std::vecto
   }
 }
 
-/// What the membership says of those that hold something, or shall.
+/// Applies the membership to the lives that hold something, or shall.
 void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
   for (auto& [id, of] : operations_) {
     for (auto& one : of.claims) {
@@ -317,7 +319,7 @@ void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
   for (auto next = lives_.begin(); next != lives_.end();) {
     const auto id = next->first;
     auto& one = next->second;
-    ++next;  // the dead one's entry goes
+    ++next;  // `bury` erases the entry of a dead life
     note_shown(one, id);
     const auto how = judge(id, one, news::current);
     if (how == standing::down || how == standing::replaced) bury(id, how, now, lapses);
@@ -341,7 +343,7 @@ void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
   }
 }
 
-/// What nobody renewed.
+/// Collects the leases that were not renewed.
 void cache_leases::collect(time_point now, std::vector<lapse>& lapses) {
   for (const auto lease : table_.expire(lease_time_)) {
     const auto operation = operation_of_.at(lease);

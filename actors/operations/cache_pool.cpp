@@ -85,7 +85,7 @@ result<kvcache::waiter_id> cache_pool::wait(std::uint32_t count, time_point dead
 
 void cache_pool::cancel(kvcache::waiter_id waiter) {
   std::unique_lock lock{mutex_};
-  // `not_found` means that it was served in the meantime, which the caller learns from `serve`.
+  // `not_found` means that it was served meanwhile, which the caller learns from `serve`.
   const bool left = pool_.cancel(waiter).has_value();
   const bool waiters = left && pool_.counters().waiters > 0;
   lock.unlock();

@@ -13,9 +13,9 @@
 
 namespace troupe::actors {
 
-/// The block pool of a node for those who cannot wait for an actor's answer (the engine's own
-/// threads), and for the pool_manager, who serves the line. Thread-safe. Blocks are named without
-/// their owner on the transfer side: a transfer pins what the engine, the owner, named.
+/// The block pool of a node, for callers that cannot wait for an actor's answer (the engine's own
+/// threads), and for the pool_manager, which serves the waiting line. Thread-safe. The transfer
+/// side names blocks without their owner: a transfer pins blocks that the engine, the owner, named.
 class cache_pool {
  public:
   using time_point = kvcache::block_pool::time_point;
@@ -26,8 +26,8 @@ class cache_pool {
   /// `not_found`, `out_of_range`: nothing is freed. Blocks still pinned go to quarantine.
   [[nodiscard]] result<kvcache::release_count> free(kvcache::block_owner owner,
                                                     std::span<const block_id> blocks);
-  /// Pins blocks for a transfer, whoever allocated them. `not_found`: one is not allocated; none is
-  /// pinned.
+  /// Pins blocks for a transfer, whatever their owner. `not_found`: one of them is not allocated,
+  /// and none is pinned.
   [[nodiscard]] result<void> pin(std::span<const block_id> blocks);
   [[nodiscard]] result<void> unpin(std::span<const block_id> blocks);
 
@@ -37,7 +37,7 @@ class cache_pool {
 
   [[nodiscard]] kvcache::pool_counters counters() const;
 
-  /// Called, with no lock held, when blocks came back while somebody waits in line.
+  /// Called, with no lock held, when blocks came back while a waiter is in line.
   void on_blocks_for_waiters(std::function<void()> call);
 
  private:

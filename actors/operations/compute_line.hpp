@@ -11,17 +11,18 @@
 
 namespace troupe::actors {
 
-/// What an engine said of one send, in its order, held back until the GPU that it computes on has
-/// come that far. Plain class, not thread-safe.
+/// The engine's calls for one send, in order, held back until the GPU that it computes on has
+/// reached their points. Plain class, not thread-safe.
 class compute_line {
  public:
   using word = std::variant<source_progress, source_sealed>;
 
-  /// Said now, and true once the GPU has come to `point`; 0: true once what was said before is.
+  /// Adds a call that takes effect once the GPU reaches `point`; 0: once the earlier ones have
+  /// taken effect.
   void add(word said, std::uint64_t point) { held_.push_back({std::move(said), point}); }
-  /// May be heard before what was said with it.
+  /// May come before the `add` of its point.
   void reached(std::uint64_t point) { reached_.insert(point); }
-  /// What is true by now, in order.
+  /// Removes and returns the calls that take effect now, in order.
   [[nodiscard]] std::vector<word> take() {
     std::vector<word> fit;
     while (!held_.empty() &&
@@ -39,7 +40,7 @@ class compute_line {
     std::uint64_t point;
   };
   std::deque<held_word> held_;
-  std::set<std::uint64_t> reached_;  ///< of what is held, or not said yet
+  std::set<std::uint64_t> reached_;  ///< points of held calls, or of calls still to come
 };
 
 }  // namespace troupe::actors

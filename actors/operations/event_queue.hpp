@@ -21,56 +21,57 @@
 
 namespace troupe::actors {
 
-/// What the engine is told, in order, with a descriptor that is readable while something waits.
-/// Written by actors, read by threads of the engine. Nothing is ever dropped, and yet it is bounded:
-/// an operation stays open, and takes one of `limits.max_operations` places, until its last event is
-/// taken; of each there waits at most one event of every kind, and of layers one for each layer (or
-/// twice that before the next merging), since layer events of one operation merge while they wait; and
-/// of a send one for each node that wants it. Events of members are of no operation and wait apart, before
-/// those of operations: `member_watch` bounds them by the names of the cluster.
+/// The engine's events in order, with a descriptor that is readable while events wait. Written by
+/// actors, read by threads of the engine. No event is dropped, and yet the queue is bounded: an
+/// operation stays open, and takes one of `limits.max_operations` places, until its last event is
+/// taken. Of each operation at most one event of every kind waits, except layer events (one for
+/// each layer, or twice that before the next merging: they merge while they wait) and, of a send,
+/// one event for each node that wants it. Events of members belong to no operation and wait apart,
+/// before those of operations: `member_watch` bounds them by the names of the cluster.
 ///
-/// Every event is taken once. A thread that waits for one operation owns its events (`claim`): `take`,
-/// `wait` and the descriptor do not see them. The thread takes them all, or gives the claim up; then
-/// `take` comes to them first.
+/// Every event is taken once. A thread that waits for one operation owns its events (`claim`):
+/// `take`, `wait` and the descriptor do not see them. The thread either takes them all or gives the
+/// claim up; then `take` returns them first.
 class event_queue {
  public:
   class claim;
 
-  /// Tells `operations` when the last event of one is taken; it must outlive this. Throws
-  /// `std::system_error` where there is no descriptor for it.
+  /// Tells `operations` when the last event of an operation is taken; `operations` must outlive the
+  /// queue. Throws `std::system_error` if it gets no descriptor.
   explicit event_queue(operation_table& operations);
   ~event_queue();
   event_queue(const event_queue&) = delete;
   event_queue& operator=(const event_queue&) = delete;
 
   void push(event e);
-  /// The same for the event that the engine hears last of its operation.
+  /// Same, for the last event of an operation.
   void push_last(event e);
   [[nodiscard]] std::vector<event> take(std::size_t max);
   [[nodiscard]] std::vector<event> wait(std::chrono::milliseconds timeout, std::size_t max);
-  /// `not_found`: no such operation is open, or `take` had its outcome; `already_exists`: another
-  /// thread waits for it.
+  /// `not_found`: no such operation is open, or `take` returned its outcome; `already_exists`:
+  /// another thread waits for it.
   [[nodiscard]] result<std::unique_ptr<claim>> claim_events(operation_id operation);
-  /// The engine is told of the members of its cluster, but for `self`. Before the first `see`.
+  /// Makes the engine hear of the cluster's members, except `self`. Before the first `see`.
   void watch_members(std::string self);
-  /// A supervisor publishes a list: what it changes can be taken. Nothing where members are not watched.
+  /// Takes a list that a supervisor published; its changes become events. No effect unless members
+  /// are watched.
   void see(const membership& list);
-  /// The engine stops: it is told of no member any more, nor of what waits to be told.
+  /// The engine stops: no more events of members, not even those that wait.
   void end_watch();
-  /// Nobody is left to end operations that have not ended: claims that still wait end with `why`. The
-  /// first reason stays. Events go on to be taken.
+  /// Nobody is left to end live operations: claims that still wait end with `why`. The first reason
+  /// stays. Events may still be taken.
   void close(troupe::error why);
   [[nodiscard]] int fd() const noexcept { return fd_; }
-  /// Of events that `take` may take.
+  /// Of the events that `take` may return.
   [[nodiscard]] bool empty() const noexcept { return size() == 0; }
   [[nodiscard]] std::size_t size() const noexcept { return count_.load(std::memory_order_acquire); }
 
-  /// For a thread that makes progress itself until an event comes, and takes it then: what it
-  /// pushes meanwhile need not wake anybody, itself least of all.
+  /// For a thread that makes progress itself until an event comes, and then takes it: events that
+  /// it pushes meanwhile need not wake any thread, least of all itself.
   class consumer {
    public:
     explicit consumer(event_queue& queue);
-    /// Signals what it has left.
+    /// Signals the events that are left.
     ~consumer();
     consumer(const consumer&) = delete;
     consumer& operator=(const consumer&) = delete;
@@ -81,7 +82,7 @@ class event_queue {
 
  private:
   void append(waiting_event e);
-  /// What may be taken has changed. Whether a thread that waits has to be woken.
+  /// The events that may be taken have changed. Returns whether a waiting thread has to be woken.
   [[nodiscard]] bool show_locked();
   [[nodiscard]] std::vector<event> take_locked(waiting_events& from, std::size_t max);
   [[nodiscard]] std::vector<event> take_unclaimed_locked(std::size_t max);
@@ -94,11 +95,11 @@ class event_queue {
   operation_table& operations_;
   mutable std::mutex mutex_;
   std::condition_variable available_;
-  waiting_events events_;                ///< that nobody claims
-  std::optional<member_watch> members_;  ///< empty: nobody watches them
+  waiting_events events_;                ///< unclaimed
+  std::optional<member_watch> members_;  ///< empty: members are not watched
   std::atomic<std::size_t> count_{0};    ///< of `events_` and `members_`
   std::unordered_map<operation_id, claim*> claims_;
-  /// Open ones whose outcome `take` had: nobody can wait for it any more.
+  /// Open operations whose outcome `take` returned: nobody can wait for them any more.
   std::unordered_set<operation_id> outcome_taken_;
   std::optional<troupe::error> closed_;
   std::size_t waiting_{0};
@@ -111,17 +112,18 @@ class event_queue {
 class event_queue::claim {
  public:
   claim(event_queue& queue, operation_id operation);
-  /// What was not taken may be taken by others.
+  /// Events that were not taken go back to the queue.
   ~claim();
   claim(const claim&) = delete;
   claim& operator=(const claim&) = delete;
 
-  /// Whether the last event is there, or will never be. Cheap.
+  /// Whether the last event has come, or will never come. Cheap.
   [[nodiscard]] bool is_over() const noexcept { return over_.load(std::memory_order_acquire); }
   void wait_until(std::chrono::steady_clock::time_point until);
-  /// Readable once it is over, where another thread found that.
+  /// Readable once the operation is over, if another thread noticed that.
   [[nodiscard]] int fd() const noexcept { return fd_; }
-  /// All events of the operation, oldest first. Empty: it goes on. An error: its end will not come.
+  /// All events of the operation, oldest first. Empty if it goes on; an error if its end will not
+  /// come.
   [[nodiscard]] std::optional<result<std::vector<event>>> take();
 
  private:

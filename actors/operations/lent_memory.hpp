@@ -7,11 +7,11 @@
 
 namespace troupe::actors {
 
-/// Memory that the engine lends with a put, until the outcome or until the node has stopped: whoever reads it holds a
-/// `read` meanwhile. Thread-safe.
+/// Memory that the engine lends with a put, until the outcome or until the node has stopped. A
+/// reader holds a `read` meanwhile. Thread-safe.
 class lent_memory {
  public:
-  /// False: the node has stopped, and nothing may be read.
+  /// Converts to false if the node has stopped and nothing may be read.
   class read {
    public:
     explicit read(lent_memory& of) noexcept : of_{of} {
@@ -28,10 +28,10 @@ class lent_memory {
     bool may_{false};
   };
 
-  /// No read begins from here on, however late its actor is.
+  /// No read begins after this, however late an actor runs.
   void shut_out() noexcept { shut_.store(true); }
   [[nodiscard]] bool is_read() const noexcept { return reads_.load() != 0; }
-  /// What a put hears that came too late.
+  /// The error of a put that came too late.
   [[nodiscard]] static troupe::error refusal() { return {errc::aborted, "the node was stopped"}; }
 
  private:

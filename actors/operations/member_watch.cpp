@@ -63,14 +63,14 @@ void member_watch::see(const member& shown, std::uint64_t supervisor) {
   auto& of = at->second;
   const bool same_life = of.there && of.there->incarnation == node.incarnation;
   if (same_life && !lost && of.there->state == state_of(shown)) {
-    // As nearly everybody is in nearly every list.
+    // The common case for most entries of a list.
     of.shown_by = supervisor;
     of.shown_in = lists_;
     return;
   }
   const auto before = of.waiting();
   if (of.there && !same_life) {
-    // That one supervisor showed the one after the other proves which of them is over.
+    // The same supervisor showed one after the other, which proves that the former is over.
     if (of.shown_by == supervisor) remember_over(of.there->incarnation);
     end_life(of, "another life has its name: " + life_text(node.incarnation));
   }
@@ -78,7 +78,7 @@ void member_watch::see(const member& shown, std::uint64_t supervisor) {
     if (of.there) end_life(of, shown.reason);
   } else {
     of.there = event_of(shown);
-    // It has come back before anybody heard that it was gone.
+    // The life came back before the engine was told that it was gone.
     if (of.end && of.end->incarnation == node.incarnation) of.end.reset();
   }
   of.shown_by = supervisor;
@@ -86,7 +86,8 @@ void member_watch::see(const member& shown, std::uint64_t supervisor) {
   settle(at, before);
 }
 
-/// Whom a list does not have is no member, unless it may not have had the time to register with that supervisor.
+/// A node that a list does not have is no member, unless it may not have had time to register with
+/// that supervisor.
 void member_watch::end_forgotten(const membership& list) {
   std::vector<names::iterator> unspoken;
   const auto forget = [this](names::iterator at, std::string why) {
@@ -111,7 +112,7 @@ void member_watch::end_forgotten(const membership& list) {
   }
 }
 
-/// Of the life that is there. Nobody hears of the end who was not told that it was.
+/// Ends the present life. The end is told only if the life was.
 void member_watch::end_life(name& of, std::string why) {
   if (of.told && of.told->incarnation == of.there->incarnation) {
     of.end = std::move(of.there);

@@ -1,9 +1,9 @@
 #pragma once
 
-/// What a node knows of its own drain. The supervisor orders it and decides when the node leaves;
-/// one that was restarted has forgotten it, and does not know what it placed here before. The node
-/// tells it then that it leaves, and decides by itself: it is drained once two heartbeats in a row
-/// told of no request and no transfer.
+/// A node's own state while it is drained. The supervisor orders the drain and decides when the
+/// node leaves; a restarted supervisor has forgotten the drain, and does not know what it placed
+/// here before. The node then tells it that it leaves, and decides by itself: it is drained once
+/// two heartbeats in a row reported no request and no transfer.
 ///
 ///   standing   event                                       next
 ///   ---------  ------------------------------------------  --------
@@ -14,8 +14,8 @@
 ///   draining   judges itself, two quiet heartbeats          drained
 ///   drained    anything                                     drained
 ///
-/// Once it is drained nothing makes a node serve again; only its next life does. Nor does anything once
-/// it has told a restarted supervisor that it leaves: that takes it for its own word.
+/// Once it is drained, only the node's next life serves again. The same holds once it has told a
+/// restarted supervisor that it leaves: the supervisor takes that for its own decision.
 
 #include <atomic>
 #include <cstdint>
@@ -33,19 +33,19 @@ class node_drain {
 
   // -- for the node's actor only
 
-  /// False: nothing new, or meant for another life.
+  /// Returns false if the order changes nothing, or is meant for another life.
   [[nodiscard]] bool ordered(const drain_order& order, std::uint64_t incarnation);
-  /// The node asks to be taken in. A supervisor that remembers the drain orders it again before it
-  /// answers.
+  /// The node asks to be registered. A supervisor that remembers the drain orders it again before
+  /// it answers.
   void asks() noexcept { reminded_ = false; }
-  /// The supervisor has answered. True: it has to be told that the node leaves.
+  /// The supervisor has answered. Returns whether it has to be told that the node leaves.
   [[nodiscard]] bool registered();
-  /// A heartbeat goes out with this load. True: the node has found itself drained by it.
+  /// A heartbeat goes out with this load. Returns whether that made the node drained.
   [[nodiscard]] bool beats(const load_report& load);
 
  private:
   std::atomic<drain_standing> standing_{drain_standing::serving};
-  bool reminded_{false};  ///< since it asked to be taken in
+  bool reminded_{false};  ///< the order came again since the node asked to be registered
   bool judges_itself_{false};
   std::uint32_t quiet_beats_{0};
 };

@@ -7,13 +7,12 @@ namespace troupe::actors {
 
 namespace {
 
-/// Puts the events of one operation together.
 struct collected_events {
   outcome end;
   std::optional<troupe::error> failure;
 
   void operator()(event_allocated& e) { end.blocks = std::move(e.blocks); }
-  void operator()(event_layers&) {}  // the outcome says so of all of them
+  void operator()(event_layers&) {}  // the outcome covers all layers
   void operator()(event_done& e) {
     end.aux = std::move(e.aux);
     end.bytes = e.bytes;
@@ -26,7 +25,7 @@ struct collected_events {
     end.size = e.size;
     end.ttl = e.ttl;
   }
-  void operator()(event_wanted&) {}  // for those who wait for it
+  void operator()(event_wanted&) {}  // only for engines that take events
   void operator()(event_member&) {}  // of no operation
   void operator()(event_placed& e) { end.where = std::move(e.where); }
 };

@@ -7,8 +7,8 @@
 
 namespace troupe::actors {
 
-/// What all events of an operation that is over say in one. Blocks of `pool`, where the node has one,
-/// that a receive was given and that failed go back to it.
+/// Combines all events of an operation that is over. If a receive failed, the blocks that it was
+/// given go back to `pool`, if the node has one.
 [[nodiscard]] result<outcome> outcome_of(std::vector<event> events, cache_pool* pool);
 
 }  // namespace troupe::actors

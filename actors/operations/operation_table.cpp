@@ -92,7 +92,7 @@ result<void> operation_table::seal(operation_id id) {
 bool operation_table::end_locked(operation_id id) {
   const auto found = live_.find(id);
   if (found == live_.end()) return false;
-  // What takes memory first: it ends whole, or goes on.
+  // Allocate first, so that it either ends completely or goes on.
   const auto key = key_of(found->second);
   ended_.insert(id);
   if (!key.empty()) by_request_.erase(key);

@@ -16,10 +16,10 @@ namespace troupe::actors {
 
 enum class operation_kind : std::uint8_t { send, receive, value, place, release, hold };
 
-/// The operations of the engine that have not had their outcome yet: what its calls are checked
-/// against at once, before they become messages. What is bounded are the open ones: those, and the
-/// ended ones whose last event the engine has not taken, so that events which nobody takes cannot
-/// pile up. Of the latest receives it also says how they ended. Thread-safe.
+/// The engine's operations that have not had their outcome yet: its calls are checked against them
+/// at once, before they become messages. The bound is on open operations: these, and the ended ones
+/// whose last event the engine has not taken, so that events that are not taken cannot pile up.
+/// Also remembers how the latest receives ended. Thread-safe.
 class operation_table {
  public:
   explicit operation_table(std::uint32_t bound) : bound_{bound} {}
@@ -30,8 +30,8 @@ class operation_table {
     std::uint32_t token_capacity{0};  ///< send: what its blocks hold; receive: what it asks for
     bool sealed{false};
     bool grows{false};  ///< send
-    /// send: what the blocks of each group of layers reach to, the least of which is `token_capacity`; empty
-    /// where the layout has no groups.
+    /// send: how far the blocks of each group of layers reach (`token_capacity` is the least of
+    /// them); empty if the layout has no groups.
     std::vector<std::uint32_t> by_group{};
   };
   struct ended_receive {
@@ -39,31 +39,33 @@ class operation_table {
     std::optional<troupe::error> failure;
   };
 
-  /// Token positions have 32 bits.
+  /// `tokens`, capped to 32 bits as token positions are.
   [[nodiscard]] static std::uint32_t room_of(std::uint64_t tokens) noexcept;
-  /// `overloaded` at the bound; `already_exists` when a send (or a receive, or a hold) of that request
-  /// is live; `aborted` after `close`.
+  /// `overloaded` at the bound; `already_exists` if a send (or a receive, or a hold) of that
+  /// request is live; `aborted` after `close`.
   [[nodiscard]] result<operation_id> begin(entry what);
-  /// `not_found` when it ended.
+  /// `not_found` if it has ended.
   [[nodiscard]] result<entry> find(operation_id id) const;
-  /// A send that grows has room for so many tokens more of one group. `not_found`, `already_exists` (sealed),
-  /// `invalid_config` (it does not grow).
+  /// Adds room for `tokens` more tokens in one group of a send that grows. `not_found`,
+  /// `already_exists` (sealed), `invalid_config` (it does not grow).
   [[nodiscard]] result<void> grow(operation_id send, std::uint64_t tokens, std::uint32_t group = 0);
-  /// `not_found`, or `already_exists` when it was sealed before.
+  /// `not_found`, or `already_exists` if it was sealed before.
   [[nodiscard]] result<void> seal(operation_id id);
-  /// True: it was live and is not any more; the caller may tell the outcome. False: told already.
+  /// Ends an operation. Returns whether it was live, so that the caller may tell the outcome; false
+  /// if the outcome was told already.
   bool end(operation_id id);
-  /// The same; how a receive ended is remembered. Empty: it succeeded.
+  /// Same, and remembers how a receive ended; empty `failure`: it succeeded.
   bool end(operation_id id, const std::optional<troupe::error>& failure);
-  /// How one of the latest receives ended, whether or not its events were taken. Empty: it is live, is no
-  /// receive, or was forgotten.
+  /// How one of the latest receives ended, whether or not its events were taken. Empty if it is
+  /// live, is no receive, or was forgotten.
   [[nodiscard]] std::optional<ended_receive> ended(operation_id receive) const;
-  /// The engine has taken the last event of these: they are open no more.
+  /// The engine has taken the last event of these operations: they are no longer open.
   void last_event_taken(const std::vector<operation_id>& operations);
-  /// Whether it is live, or has ended and its last event was not taken.
+  /// Whether it is live, or has ended but its last event was not taken.
   [[nodiscard]] bool is_open(operation_id id) const;
   [[nodiscard]] std::size_t open() const;
-  /// Nothing begins any more. What is still live, for its outcome.
+  /// Refuses new operations from here on. Returns the live ones, whose outcomes the caller has to
+  /// tell.
   [[nodiscard]] std::vector<operation_id> close();
 
  private:
@@ -77,10 +79,10 @@ class operation_table {
   std::uint32_t bound_;
   bool closed_{false};
   std::unordered_map<operation_id, entry> live_;
-  std::unordered_set<operation_id> ended_;  ///< but not had their last event taken
+  std::unordered_set<operation_id> ended_;  ///< whose last event was not taken
   std::unordered_map<std::string, operation_id> by_request_;
   std::unordered_map<operation_id, ended_receive> endings_;
-  std::deque<operation_id> ending_order_;  ///< of those, oldest first
+  std::deque<operation_id> ending_order_;  ///< keys of `endings_`, oldest first
 };
 
 }  // namespace troupe::actors

@@ -39,7 +39,7 @@ std::vector<std::uint64_t> kept_of(const std::vector<group_blocks>& groups,
   auto kept = kept_of(groups);
   for (std::uint32_t i = 0; i < kept.size(); ++i) {
     if (geometry.shares_table(i)) continue;
-    // The first of a block, as everywhere.
+    // Rounded up to the first token of a block, as everywhere.
     const std::uint64_t block_tokens = geometry.block_tokens(i);
     const auto most = std::numeric_limits<std::uint32_t>::max() / block_tokens * block_tokens;
     kept[i] = std::min((tokens + block_tokens - 1) / block_tokens * block_tokens, most);

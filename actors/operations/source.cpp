@@ -31,7 +31,8 @@ void source::learn_replicas(const std::function<std::string(const std::string& n
     known.emplace_back().name = name;
     return known.back();
   };
-  // Who is not in the membership stays with those it came with, unless its rank there is another's by now.
+  // A node that is not in the membership stays with the ranks it came with, unless its rank there
+  // belongs to another node by now.
   std::vector<std::pair<std::string, replica>> unknown;
   for (auto& of : replicas_) {
     std::map<std::string, replica> parts;

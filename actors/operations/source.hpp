@@ -18,18 +18,19 @@
 
 namespace troupe::actors {
 
-/// What a prefill engine offers of one request: how far it is computed, and how many decode ranks
-/// have taken it. Clockless; the engine port owns it and spawns a sender per decode rank.
+/// One request that a prefill engine offers: how far it is computed, and how many decode ranks have
+/// taken it. Clockless; the engine port owns it and spawns a sender per decode rank.
 ///
-/// It is done when as many ranks as it is for have released it: all of one replica, unless
+/// It is done when as many ranks as it is meant for have released it: all of one replica, unless
 /// `send_spec::consumers` counts those of several. A rank that is lost or fails, before or after it
-/// asked and whatever the reason, leaves its place open for `retry_window` (its next life, or another
-/// replica, is served from the same blocks, without a second prefill); without one it fails the source
-/// at once.
+/// asked and for whatever reason, leaves its place open for `retry_window`: its next life, or
+/// another replica, is served from the same blocks, without a second prefill. Without a window it
+/// fails the source at once.
 ///
-/// A request does not name its replica; the membership does. Of nodes that are not in it yet, ranks of
-/// different numbers are of one; a rank that somebody else has taken, or that comes where one was lost
-/// and is not its next life, is of another one, until the membership says otherwise (`learn_replicas`).
+/// A request does not name its replica; the membership does. As long as nodes are not in it yet,
+/// ranks of different numbers are taken for one replica; a rank that another node has taken, or
+/// that comes where one was lost and is not its next life, for another replica, until the
+/// membership says otherwise (`learn_replicas`).
 class source {
  public:
   source(send_spec spec, std::uint32_t layers, time_point deadline)
@@ -47,31 +48,31 @@ class source {
   void computed(std::uint32_t layer_begin, std::uint32_t layer_end, std::uint32_t token_end);
   void seal(std::uint32_t tokens, std::vector<std::byte> aux);
 
-  /// Who asks for it. `replica` is empty where it is not known.
+  /// A decode rank that asks for it. `replica` is empty if unknown.
   struct consumer {
     std::string node, replica;
     std::uint32_t rank{0}, ranks{1};
     std::uint64_t life{0};  ///< incarnation of the node
-    bool again{false};      ///< it knows that it had it before
+    bool again{false};      ///< it knows that it had received it before
   };
-  /// The membership may name replicas by now that it did not when their ranks came. `name_of` gives the
-  /// replica that a node is of; empty: not known.
+  /// The membership may now name replicas that were unknown when their ranks came. `name_of` gives
+  /// the replica of a node; empty: unknown.
   void learn_replicas(const std::function<std::string(const std::string& node)>& name_of);
-  /// A decode rank takes it.
   void taken_by(transfer_id sender, const consumer& who);
-  /// Its sender's outcome. True: with it the source is done.
+  /// The sender succeeded. Returns whether the source is now done.
   [[nodiscard]] bool released(transfer_id sender, std::uint64_t bytes);
-  /// Whether all that it is for have released it, as far as it knows of which replica they are.
+  /// Whether all ranks that it is for have released it, as far as their replicas are known.
   [[nodiscard]] bool is_delivered() const noexcept {
     return wanted_ != 0 && count(false) >= wanted_;
   }
-  /// It asked for what this source, or another one of its receive, does not have.
+  /// The rank asked for something that this source, or another source of its receive, does not
+  /// have.
   void not_taken_by(transfer_id sender);
-  /// Or it was lost, or gave up. Another rank may have come before that was known.
+  /// The rank was lost, or gave up. Another rank may have come before that was known.
   void lost_one(transfer_id sender);
-  /// A node that it is for was lost before it asked.
+  /// A node that the source is meant for was lost before it asked.
   void lost_unasked(const std::string& node, const std::string& replica_name);
-  /// The sender's last word: its pins are gone.
+  /// The sender's last message: its pins are gone.
   void unpinned(transfer_id sender) { senders_.erase(sender); }
 
   [[nodiscard]] const send_spec& spec() const noexcept { return spec_; }
@@ -79,21 +80,22 @@ class source {
   [[nodiscard]] std::optional<std::uint32_t> sealed_tokens() const noexcept { return sealed_; }
   [[nodiscard]] const std::vector<std::byte>& aux() const noexcept { return aux_; }
   [[nodiscard]] const std::unordered_set<transfer_id>& senders() const noexcept { return senders_; }
-  /// Decode ranks that it is for; 0: not known before the first one asks.
+  /// Decode ranks that it is meant for; 0: unknown until the first one asks.
   [[nodiscard]] std::uint32_t wanted() const noexcept { return wanted_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] time_point deadline() const noexcept { return deadline_; }
-  /// A decode rank was lost: until then another one may come.
+  /// A decode rank was lost: another one may come until `deadline`.
   void shorten(time_point deadline, troupe::error why) {
     deadline_ = deadline;
     lost_ = std::move(why);
   }
-  /// All that were missing came: they have the time that the engine gave.
+  /// All missing ranks came: restores the deadline that the engine gave.
   void lengthen() {
     deadline_ = full_deadline_;
     lost_.reset();
   }
-  /// Whether fewer ranks move it, have released it, or wait in line to ask for it, than it is for.
+  /// Whether the ranks that move it, have released it, or wait in line to ask for it are fewer than
+  /// it is meant for.
   [[nodiscard]] bool has_open_place(std::size_t waiting = 0) const noexcept {
     const std::size_t wanted = wanted_ != 0 ? wanted_ : spec_.held_for.size();
     return count(true) + waiting < wanted;
@@ -102,39 +104,40 @@ class source {
   [[nodiscard]] const std::optional<troupe::error>& lost() const noexcept { return lost_; }
 
   bool concluded{false};                    ///< the engine was told the outcome
-  time_point began{};                       ///< for the engine's metrics, as what moved is
-  seen_movement moved;                      ///< to those that have released it
-  std::unordered_set<transfer_id> holders;  ///< of decode nodes that will ask for it
-  std::set<std::string> told_wanted;        ///< decode nodes that the engine knows want it
+  time_point began{};                       ///< for the engine's metrics
+  seen_movement moved;                      ///< to the ranks that have released it, likewise
+  std::unordered_set<transfer_id> holders;  ///< holds of decode nodes that will ask for it
+  std::set<std::string> told_wanted;        ///< decode nodes told by `event_wanted`
 
  private:
-  /// Who took it as that rank of a replica, last. Several senders serve one that asked again before its
-  /// former asking had ended here: over two links the first asking may come when the second one is
-  /// released.
+  /// The last node that took the source as that rank of a replica. It has several senders if it
+  /// asked again before its former request had ended here: over two links the first request may
+  /// arrive when the second one is released.
   struct taker {
     enum class now : std::uint8_t { lost, moves, released };
     std::string node;
-    std::string replica;  ///< empty: not known yet
+    std::string replica;  ///< empty: unknown so far
     std::uint64_t life{0};
     std::map<transfer_id, now> senders;
-    /// The best of them.
+    /// The most advanced of the senders.
     [[nodiscard]] now how() const noexcept;
   };
   struct replica {
-    std::string name;  ///< empty: not known yet
+    std::string name;  ///< empty: unknown so far
     std::map<std::uint32_t, taker> ranks;
     std::set<std::string> missing;  ///< lost before they asked
 
     [[nodiscard]] bool is_whole() const noexcept;
     [[nodiscard]] bool may_be(const std::string& other) const;
     [[nodiscard]] bool admits(const consumer& who) const;
-    /// Another part of the same replica. Of two that took one rank, who did not lose it stays.
+    /// Merges another part of the same replica. If two nodes took one rank, the one that was not
+    /// lost stays.
     void take_in(replica&& other);
   };
 
   [[nodiscard]] replica& replica_of(const consumer& who);
   [[nodiscard]] taker::now* find(transfer_id sender);
-  /// Ranks that have released it; with those that move it, if `moving`.
+  /// Ranks that have released it and, if `moving`, those that move it.
   [[nodiscard]] std::size_t count(bool moving) const noexcept;
 
   send_spec spec_;
@@ -150,14 +153,14 @@ class source {
   std::optional<troupe::error> lost_;
 };
 
-/// How the latest requests ended, so that a decode rank that asks late hears it at once instead of
-/// waiting for its deadline. Bounded; the oldest is forgotten first.
+/// How the latest requests ended, so that a decode rank that asks late is answered at once instead
+/// of waiting for its deadline. Bounded; the oldest is forgotten first.
 class ended_requests {
  public:
   enum class how : std::uint8_t { delivered, failed };
   struct ending {
     how came{how::failed};
-    troupe::error told;  ///< to whoever asks now
+    troupe::error told;  ///< to ranks that ask now
   };
   void remember(const std::string& request, ending end);
   void forget(const std::string& request);

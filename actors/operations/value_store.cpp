@@ -9,7 +9,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// A longer time to live is none: the clock's own unit would overflow.
+/// A longer time to live counts as none: the clock's own unit would overflow.
 constexpr std::chrono::milliseconds for_ever = std::chrono::hours{24 * 365 * 100};
 
 std::optional<kvcache::keyed_store::duration> duration_of(std::chrono::milliseconds ttl) {
@@ -27,7 +27,7 @@ std::chrono::milliseconds left_of(const kvcache::value_info& info,
 
 }  // namespace
 
-/// Ends a view. Made before there is one, since a view that nobody can hold any more would never end.
+/// Ends a view. Allocated before the view exists, since a view without an owner would never end.
 struct value_store::view_pin {
   std::shared_ptr<value_store> store;
   std::optional<kvcache::view_id> view;
@@ -90,7 +90,7 @@ result<void> value_store::reservation::commit() {
     const std::lock_guard lock{store_->mutex_};
     return store_->store_.commit(slot_.put, clock::now(), duration_of(ttl_));
   }();
-  // What could not be committed is given up by the destructor.
+  // The destructor gives up a value that could not be committed.
   if (committed) store_.reset();
   return committed;
 }
@@ -117,7 +117,7 @@ result<std::shared_ptr<const void>> value_store::reservation::commit_pinned(std:
 
 result<value_store::reservation> value_store::reserve(std::string_view key, std::uint64_t size,
                                                       std::chrono::milliseconds ttl) {
-  std::optional<reservation> room;  // outlives the lock, which it takes if it comes to nothing
+  std::optional<reservation> room;  // outlives the lock: its destructor may take the mutex
   const std::lock_guard lock{mutex_};
   auto slot = store_.begin_put(key, size, clock::now());
   if (!slot) return fail(slot.error());

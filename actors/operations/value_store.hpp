@@ -16,23 +16,23 @@
 
 namespace troupe::actors {
 
-/// The keyed values of one node, in memory that peers can read and be read into. Thread-safe: the
-/// engine's threads look into it, actors fill it. Lives until the last view of a value is gone, and
-/// so must be held by a shared_ptr.
+/// The keyed values of one node, in memory that peers can read, and that peers' values can be read
+/// into. Thread-safe: the engine's threads look into it, actors fill it. It must be held by a
+/// shared_ptr, since it lives until the last view of a value is gone.
 class value_store : public std::enable_shared_from_this<value_store> {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// `size` bytes of the endpoint's memory. Errors of `endpoint::allocate`.
+  /// Takes `size` bytes of the endpoint's memory. Errors of `endpoint::allocate`.
   [[nodiscard]] static result<std::shared_ptr<value_store>> create(transport::endpoint& endpoint,
                                                                    std::uint64_t size);
-  /// The same, allocated when the first value comes: most nodes that are no stores never see one.
+  /// Same, but allocates when the first value comes: most nodes that are no stores never see one.
   /// Calls that need room fail as `endpoint::allocate` does, and try again the next time. Once the
-  /// endpoint is gone nothing may be put.
+  /// endpoint is gone, nothing can be put.
   [[nodiscard]] static std::shared_ptr<value_store> on_demand(transport::endpoint& endpoint,
                                                               std::uint64_t size);
 
-  /// Room for a value that is being written. Dropped without `commit`, the room is free again.
+  /// Room for a value that is being written. Freed again if it is destroyed without `commit`.
   class reservation {
    public:
     reservation(std::shared_ptr<value_store> store, kvcache::put_slot slot,
@@ -47,7 +47,7 @@ class value_store : public std::enable_shared_from_this<value_store> {
     [[nodiscard]] std::span<std::byte> bytes() const;
     /// Makes the value visible under its key. `already_exists` if another put was faster.
     [[nodiscard]] result<void> commit();
-    /// The same, and the value stays where it is while what it answers lives, whoever removes it.
+    /// Same, and keeps the value in place while the returned pin lives, even if it is removed.
     [[nodiscard]] result<std::shared_ptr<const void>> commit_pinned(std::string_view key);
 
    private:
@@ -56,7 +56,7 @@ class value_store : public std::enable_shared_from_this<value_store> {
     std::chrono::milliseconds ttl_;
   };
 
-  /// A value that stays where it is while this lives.
+  /// A value that stays in place while this object lives.
   struct pinned {
     extent where;
     std::span<const std::byte> bytes;
@@ -82,7 +82,7 @@ class value_store : public std::enable_shared_from_this<value_store> {
   void expire(clock::time_point now);
   [[nodiscard]] bool anything_expires() const;
   void describe(pool_report& report) const;
-  /// No region of the endpoint's as long as nothing has been allocated.
+  /// Not a region of the endpoint until memory has been allocated.
   [[nodiscard]] region_id region() const;
 
  private:
@@ -97,7 +97,7 @@ class value_store : public std::enable_shared_from_this<value_store> {
   const std::uint64_t size_;
   mutable std::mutex mutex_;
   region_id region_;
-  std::span<std::byte> memory_;  ///< whoever has a reservation reads it without the mutex
+  std::span<std::byte> memory_;  ///< holders of a reservation read it without the mutex
   kvcache::keyed_store store_;
   std::uint64_t next_scratch_{1};
 };

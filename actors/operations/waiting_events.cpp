@@ -10,8 +10,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// Whether `next` says the same as `last` but for more tokens: then the engine need hear of it
-/// once.
+/// Whether `next` only extends `last` by more tokens: then one event is enough.
 bool extends(const event& last, const event& next) {
   if (last.operation != next.operation) return false;
   const auto* before = std::get_if<event_layers>(&last.what);
@@ -34,7 +33,7 @@ class layer_progress {
       end = std::max(end, slice.token_end);
     }
   }
-  /// As few slices as say the same.
+  /// The fewest slices that cover the same.
   [[nodiscard]] std::vector<cache_slice> slices() const {
     std::vector<cache_slice> all;
     const auto layers = static_cast<std::uint32_t>(tokens_.size());
@@ -117,8 +116,8 @@ bool waiting_events::has_last(operation_id operation) const {
   return found != chains_.end() && found->second.newest->event.last;
 }
 
-/// Moves all layer events of an operation to where its oldest one waits. Costs each event a constant
-/// share: the next merge comes when twice as many wait.
+/// Moves all layer events of an operation to where its oldest one waits. Amortised constant cost
+/// per event: the next merge comes when twice as many wait.
 void waiting_events::merge_layers() {
   std::unordered_map<operation_id, layer_progress> progress;
   for (const auto& [e, next] : events_) {

@@ -14,16 +14,17 @@ struct waiting_event {
 };
 
 /// Events that the engine has not taken, oldest first. The events of one operation are found
-/// without a look at those of others. Layer events of one operation merge while they wait.
+/// without scanning those of others. Layer events of one operation merge while they wait.
 class waiting_events {
  public:
-  /// Returns whether one more event waits. If not, the newest event of its operation says it too.
+  /// Returns whether the number of waiting events grew; otherwise the event was merged into the
+  /// newest one of its operation.
   bool push(waiting_event e);
   /// Removes the oldest event. There must be one.
   [[nodiscard]] waiting_event pop();
-  /// Removes all events of the operation. Costs only what waits of that operation.
+  /// Removes all events of the operation. Costs only as many steps as that operation has events.
   [[nodiscard]] waiting_events extract(operation_id operation);
-  /// Puts events of operations of which nothing waits here before all others.
+  /// Puts events in front of all others. Their operations must have no events here.
   void put_first(waiting_events events);
   /// Whether the last event of the operation waits.
   [[nodiscard]] bool has_last(operation_id operation) const;
@@ -36,7 +37,7 @@ class waiting_events {
     std::list<link>::iterator next;  ///< of its operation; the newest has none
   };
   using place = std::list<link>::iterator;
-  /// What waits of one operation.
+  /// The waiting events of one operation.
   struct chain {
     place oldest, newest;
   };
@@ -44,7 +45,7 @@ class waiting_events {
   void append(waiting_event e);
   void merge_layers();
 
-  /// Merging pays from here on: an engine that takes its events has fewer.
+  /// Merging starts at this size: an engine that takes its events has fewer.
   static constexpr std::size_t least_merged = 1024;
 
   std::list<link> events_;

@@ -71,7 +71,7 @@ void port_core::on_session_unpinned(session_unpinned& last) {
 
 void port_core::on_link_ready(link_ready& ready) {
   const auto peer = ready.link.peer;
-  // Watched here, once, and not by each session: a link remembers whoever watches it until it ends.
+  // Monitored here, once, and not by each session: a link keeps every monitor until it ends.
   if (watched_links_.emplace(ready.link.actor.id(), false).second) {
     self_->monitor(ready.link.actor);
   }
@@ -80,7 +80,7 @@ void port_core::on_link_ready(link_ready& ready) {
   }
   links_[peer] = ready.link;
   leases_.linked(ready.link.peer_incarnation);
-  // That life had only seemed to leave: the next link with it need not wait for another.
+  // That life only seemed to leave: the next link with it need not wait for another life.
   if (const auto former = former_lives_.find(peer);
       former != former_lives_.end() && former->second == ready.link.peer_incarnation.value) {
     former_lives_.erase(former);
@@ -113,7 +113,7 @@ void port_core::on_link_leaves(link_leaves& leaves) {
   const auto watched = watched_links_.find(leaves.link);
   if (watched == watched_links_.end()) return;  // it was never up
   watched->second = true;
-  // What it asked for and did not get must not take a source that others may ask for.
+  // Its parked requests must not take a source that others may ask for.
   drop_parked([&](const parked_request& one) { return one.link.actor.id() == leaves.link; });
 }
 
@@ -126,8 +126,8 @@ void port_core::on_link_gone(link_gone& gone) {
     receive_geometry_.erase(life);
   }
   drop_parked([&](const parked_request& one) { return one.link.actor.id() == gone.link; });
-  // What waits now waits for the next link, not for one that had come up, nor for one that answers an
-  // earlier question.
+  // Operations that wait from here on need the next link, not one that was up already or one that
+  // answers an earlier question.
   if (watched_links_.contains(gone.link)) return;
   const auto found = waiting_for_link_.find(gone.peer);
   if (found == waiting_for_link_.end() || found->second.ask != gone.asked) return;
@@ -157,7 +157,7 @@ void port_core::on_unrouted_message(unrouted_message& came) {
              session != sessions.end() && session->second.link == came.link.actor.id()) {
     pass_on(session->second, came.link, std::move(message));
   } else if (const auto* abort = std::get_if<transfer_abort>(&message)) {
-    // A request that is still parked was given up, or a hold.
+    // The peer gave up a request that is still parked, or a hold.
     const auto transfer = abort->transfer;
     if (const auto known = holds_.find(transfer);
         known != holds_.end() && known->second.link.actor.id() == came.link.actor.id()) {
@@ -172,7 +172,7 @@ void port_core::on_unrouted_message(unrouted_message& came) {
              std::holds_alternative<store_commit>(message)) {
     value_came(came.link, message);
   } else {
-    // Late words of a transfer that has ended here.
+    // Messages that arrive after this side has ended the transfer.
     logger("port")->debug("{} from {} belongs to no transfer", type_name(message), came.link.peer);
   }
 }
@@ -222,7 +222,7 @@ void port_core::on_stop_port() {
     refuse_request(one.link, one.request.transfer, why);
     return true;
   });
-  // Nothing is held any more; a tick that is due would keep this actor.
+  // No lease is left, so cancel the timer: a pending one would keep this actor alive.
   if (lease_beat_) forget_deadline(*lease_beat_, timer::leases, 0);
   lease_beat_.reset();
   context_->counters.port_stops.store(true);
@@ -247,8 +247,7 @@ void port_core::deadline_passed(timer what, std::uint64_t id) {
       if (src != sources_.end() && src->second.senders().empty()) {
         sentence += " and no decode rank asked for request `" + src->second.spec().request + "`";
       }
-      // A sender's own deadline is its decode rank's, which may be later: it must not wait for
-      // that.
+      // A sender's own deadline is its decode rank's, which may be later: do not wait for that.
       const troupe::error why = src != sources_.end() && src->second.lost()
                                     ? *src->second.lost()
                                     : troupe::error{errc::deadline, sentence};
@@ -299,7 +298,8 @@ transfer_reports port_core::describe() const {
   return all;
 }
 
-/// What waits for transfers to end, or bounds how many there are, waits for this one no more.
+/// A crashed session no longer counts for the bounds on transfers, nor for those who wait for their
+/// end.
 void port_core::count_as_crashed(live_session& session) {
   session.report.state = "crashed";
   if (!std::exchange(session.crashed, true)) ++crashed_sessions_;
@@ -307,11 +307,11 @@ void port_core::count_as_crashed(live_session& session) {
   count_sessions();
 }
 
-/// A link's actor ended. Sessions that it never heard of get no answer from it: it granted nothing
-/// for them, so that nothing of them can move. After a crash of the link nobody knows; the pins
+/// A link's actor ended. Sessions that it never knew get no answer from it: it granted nothing for
+/// them, so none of their bytes can move. After a crash of the link nothing is known; the pins
 /// stay.
 void port_core::link_ended(caf::actor_id link, bool crashed) {
-  // One that crashed has not said that it is gone: the next operation needs another one.
+  // A link that crashed has not said that it is gone: the next operation needs another one.
   std::erase_if(links_, [&](const auto& known) {
     if (known.second.actor.id() != link) return false;
     leases_.unlinked(known.second.peer_incarnation);
@@ -334,7 +334,7 @@ void port_core::link_ended(caf::actor_id link, bool crashed) {
   }
 }
 
-/// An actor of one transfer ended by a defect of ours. Its operation fails; its blocks stay pinned,
+/// A transfer's actor crashed by a defect of ours. Its operation fails; its blocks stay pinned,
 /// since nobody is left to say that nothing can touch them any more.
 void port_core::session_crashed(const caf::down_msg& down) {
   if (!down.reason) return;
@@ -345,14 +345,14 @@ void port_core::session_crashed(const caf::down_msg& down) {
   logger("port")->error(
       "transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned",
       crashed->first.value, crashed->second.report.request, self_->system().render(down.reason));
-  // Nobody else would tell the other side, which would wait until its deadline.
+  // Without this the other side would wait until its deadline.
   const auto link = links_.find(crashed->second.report.peer);
   if (link != links_.end() && link->second.actor.id() == crashed->second.link) {
     refuse_request(link->second, crashed->first, why);
   }
   count_as_crashed(crashed->second);
   const auto operation = crashed->second.operation;
-  // A value's own actor is the only one that knows of its outcome, and of who may read what is put.
+  // Only a value's own actor knows its outcome, and who may read what is put.
   if (value_clients_.erase(operation) != 0) {
     lose_value(operation, why);
   } else if (const auto src = sources_.find(operation); src != sources_.end()) {

@@ -11,7 +11,7 @@ namespace port {
 class port_core;
 }
 
-/// What the actor of an engine's port carries: `port::port_core` has all of it.
+/// State of the engine port's actor; everything is in `port::port_core`.
 struct port_slot {
   std::unique_ptr<port::port_core> core;
 

@@ -15,7 +15,7 @@ namespace {
 
 using lapse = cache_leases::lapse;
 
-/// What became of the holder.
+/// What happened to the holder.
 std::string fate(const lapse& over, std::chrono::milliseconds length) {
   switch (over.why) {
     case cache_leases::cause::down:
@@ -29,9 +29,9 @@ std::string fate(const lapse& over, std::chrono::milliseconds length) {
 
 }  // namespace
 
-/// Sealed, and nobody has come who lives.
+/// Ends a sealed source that no living decode rank has asked for.
 void port_core::reclaim(operation_id operation, source& src, const lapse& over) {
-  // While it waits for another decode rank, the window bounds that.
+  // While it waits for another decode rank, the retry window bounds the wait.
   if (src.lost()) return;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(over.waited);
   const troupe::error why{errc::lease_expired,
@@ -90,7 +90,7 @@ void port_core::lease_beat() {
 
 void port_core::on_membership_changed(membership_changed& news) {
   members_ = std::move(news.members);
-  // A life that is no member asks for no link any more.
+  // A life that is no member any more asks for no link.
   if (members_->collecting == 0) {
     std::erase_if(former_lives_, [&](const auto& former) {
       return find_member(*members_, former.first) == nullptr;

@@ -32,8 +32,8 @@ void let_streams_go(receiving& r) {
   });
 }
 
-/// What a source has still to tell of each layer: of those that it does not hold, or sends nothing of,
-/// nothing is missing.
+/// How far each layer has landed at the start: complete for layers that the source does not hold or
+/// sends nothing of.
 std::vector<std::uint32_t> landed_at_first(const receive_spec& spec, std::size_t layers,
                                            const kvcache::transfer_geometry& geometry) {
   std::vector<std::uint32_t> landed(layers, spec.tokens);
@@ -44,10 +44,10 @@ std::vector<std::uint32_t> landed_at_first(const receive_spec& spec, std::size_t
   return landed;
 }
 
-/// Of a replica that is not divided: whether all its ranks are named. How many one of an open stage has only
-/// its nodes know.
+/// For a replica that is not divided into parts: whether all its ranks are named. Only the nodes of
+/// an open stage know how many ranks its replicas have.
 result<void> check_count(const link_handle& link, const receive_spec& spec) {
-  if (kvcache::is_part(*link.peer_layout)) return {};  // those were looked at together
+  if (kvcache::is_part(*link.peer_layout)) return {};  // parts are checked together
   if (link.peer_layout->tp_size == spec.sources.size()) return {};
   return fail(errc::layout_mismatch,
               link.peer + " is of a replica of " + count_of(link.peer_layout->tp_size, "rank") +
@@ -55,7 +55,7 @@ result<void> check_count(const link_handle& link, const receive_spec& spec) {
                   "; name every rank of the replica");
 }
 
-/// Which life of that source is meant; 0: any.
+/// The incarnation that is meant for that source; 0: any.
 std::uint64_t life_meant(const receive_spec& spec, std::size_t index) {
   return spec.lives.empty() ? 0 : spec.lives[index];
 }
@@ -88,7 +88,7 @@ void port_core::conclude_receive(operation_id operation, std::optional<troupe::e
                                  const session_event& to_receivers) {
   auto& r = receives_.at(operation);
   if (r.now == receiving::phase::concluded) return;
-  // No stream is held past the outcome: nothing will come that it could wait for.
+  // No stream is held past the outcome: nothing more will come for it.
   for (const auto& stream : r.held) stream.gate->open();
   r.held.clear();
   if (r.now == receiving::phase::in_line) {
@@ -117,8 +117,8 @@ void port_core::fail_receive(operation_id operation, troupe::error why) {
   conclude_receive(operation, std::move(why), to_receivers);
 }
 
-/// Tells the engine of layers that are now complete from every rank, neighbours of equal progress
-/// as one, and lets the streams go that waited for them.
+/// Tells the engine which layers are now complete from every rank, merging neighbours of equal
+/// progress, and releases the streams that waited for them.
 void port_core::tell_layers_of(operation_id operation, receiving& r) {
   const auto layers = static_cast<std::uint32_t>(r.told.size());
   std::vector<std::uint32_t> complete(layers, r.spec.tokens);
@@ -199,9 +199,9 @@ void port_core::start_receiver(operation_id operation, std::size_t index, const 
   }
 }
 
-/// Whether the sources whose links are up may start. Sources that hold parts of a model wait for each other:
-/// only all their layouts say whether they make up a whole, and a part that is missing is told before a byte
-/// moves. What is wrong with one of them is told at once.
+/// Whether the sources whose links are up may start. Sources that hold parts of a model wait for
+/// each other: only all their layouts together tell whether they are complete, and a missing part
+/// must be reported before a byte moves. An error of one source is reported at once.
 result<bool> port_core::may_start(const receiving& r) {
   std::vector<const link_handle*> up;
   for (const auto& rank : r.ranks) {
@@ -228,7 +228,7 @@ result<bool> port_core::may_start(const receiving& r) {
   return true;
 }
 
-/// Why the placement that a receive follows counts no more.
+/// Why the placement that a receive follows is void. Empty if it is valid.
 std::optional<troupe::error> port_core::void_placement(const receive_spec& spec) const {
   const epoch_mark placed{spec.placed_by, spec.placed_at};
   if (placed.by == 0) return std::nullopt;
@@ -241,8 +241,8 @@ std::optional<troupe::error> port_core::void_placement(const receive_spec& spec)
   return why;
 }
 
-/// The blocks are there: reach every rank of the prefill replica. Whatever was lost while it waited in
-/// line is looked at once more.
+/// The blocks are allocated: reaches out to every rank of the prefill replica. Checks again for
+/// losses while it waited in line.
 void port_core::begin_moving(operation_id operation) {
   auto& r = receives_.at(operation);
   if (auto why = void_placement(r.spec)) {
@@ -272,7 +272,7 @@ void port_core::start_receivers(operation_id operation) {
     fail_receive(operation, start.error());
     return;
   }
-  // The first that cannot start ends all of it.
+  // The first source that cannot start ends the whole receive.
   for (std::size_t index = 0; (r = going_on()) != nullptr && index < r->ranks.size(); ++index) {
     const auto& rank = r->ranks[index];
     if (rank.transfer) continue;
@@ -283,7 +283,7 @@ void port_core::start_receivers(operation_id operation) {
       start_receiver(operation, index, link->second);
     }
   }
-  // The others may have landed what these have nothing to tell of while the links were being made.
+  // Other sources may have landed these layers already while the links were being made.
   if (r != nullptr) tell_layers_of(operation, *r);
 }
 
@@ -303,7 +303,7 @@ void port_core::on_start_receive(start_receive& order) {
     fail_receive(operation, std::move(*why));
     return;
   }
-  // From here on, not from the link on: it may wait in line for as long as its sources live.
+  // Held from here on, not from the link on: it may wait in line for as long as its sources live.
   for (const auto& node : r.spec.sources)
     leases_.hold(operation, node, now(), {r.spec.placed_by, r.spec.placed_at});
   watch_leases();

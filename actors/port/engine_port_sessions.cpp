@@ -82,7 +82,7 @@ result<void> port_core::room_to_serve() const {
 }
 
 void pass_on(const live_session& session, const link_handle& link, session_message message) {
-  // A link that was made again since may not have said so yet: what is of its epoch would be dropped.
+  // A link that was rebuilt may not have said so yet: messages of its epoch would be dropped.
   tell(session.actor, session_event{link_is_back{link.epoch, link.backend}});
   tell(session.actor, session_event{std::move(message)});
 }

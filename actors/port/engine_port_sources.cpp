@@ -26,19 +26,20 @@ namespace {
 
 constexpr std::size_t max_parked_bytes = std::size_t{256} << 20;
 
-/// The decode rank says what became of its receive at its deadline: released, or given up. Its word must not
-/// cross ours, or it is done there and failed here.
+/// Extra time at the deadline for the decode rank to say how its receive ended (released or given
+/// up). If that message crossed ours, the transfer would be done there and failed here.
 constexpr std::chrono::seconds patience_for_its_word{1};
 
-/// Up to which token a source that grows may come: its blocks are of one pool, and with groups only a window of
-/// what it has computed is in them. What a peer wants of them is listed, block by block.
+/// The highest token that a source that grows may reach: its blocks are of one pool; with groups,
+/// only a window of what it has computed is in them. A peer lists the blocks that it wants one by
+/// one.
 std::uint64_t growing_room(const kvcache::cache_layout& layout) noexcept {
   constexpr std::uint64_t longest_prompt = std::uint64_t{1} << 24;
   if (!layout.groups.empty()) return longest_prompt;
   return std::uint64_t{layout.blocks} * layout.block_tokens;
 }
 
-/// Whether the source holds, of each group of layers, all that the decode side keeps of it.
+/// Whether the source holds, of each group of layers, all that the decode side keeps.
 result<void> check_held(const transfer_request& request, const kvcache::cache_layout& layout,
                         std::span<const request_table> tables) {
   for (std::uint32_t i = 0; i < request.groups.size(); ++i) {
@@ -53,7 +54,7 @@ result<void> check_held(const transfer_request& request, const kvcache::cache_la
   return {};
 }
 
-/// How far the layers are that the decode rank holds as well.
+/// Up to which token each layer is ready that the decode rank holds as well.
 std::vector<std::uint32_t> ready_of(const source& src, const kvcache::transfer_geometry& geometry) {
   const auto shared =
       std::span{src.ready()}.subspan(geometry.first_local_layer(), geometry.layers());
@@ -75,7 +76,7 @@ void port_core::release_source(operation_id operation) {
 std::string port_core::replica_of(const std::string& node) const {
   const member* m = find_member(*members_, node);
   if (m == nullptr) return "";
-  // A supervisor that is restarted gives those that joined other numbers.
+  // A restarted supervisor gives other numbers to the replicas that joined.
   const auto& joined = m->node.replica_name;
   return m->node.stage + "/" + (joined.empty() ? std::to_string(m->node.replica) : joined);
 }
@@ -134,7 +135,7 @@ void port_core::conclude_source(operation_id operation, std::optional<troupe::er
   release_source(operation);
 }
 
-/// `deadline` is the decode rank's, which counts since it asked.
+/// `deadline` is the decode rank's, counted from when it asked.
 void port_core::start_sender(operation_id operation, const link_handle& link,
                              transfer_request request, time_point deadline) {
   auto& src = sources_.at(operation);
@@ -174,7 +175,7 @@ void port_core::start_sender(operation_id operation, const link_handle& link,
     refuse_alone(link, transfer, holds.error());
     return;
   }
-  // What a send that grows has no blocks of yet, its seal will say.
+  // A send that grows does not have all its blocks yet; its seal checks the rest.
   const auto room = src.spec().grows ? growing_room(layout) : room_of(layout, tables);
   if (request.token_begin < request.token_end && request.token_end > room) {
     const troupe::error why{errc::out_of_range,
@@ -188,7 +189,7 @@ void port_core::start_sender(operation_id operation, const link_handle& link,
     return;
   }
   if (src.sealed_tokens()) {
-    // A wrong id is its decode rank's affair: the source goes on for whom it is.
+    // A wrong id concerns only its decode rank: the source goes on for the others.
     if (auto unmet = check_expected(request.expect, src.aux())) {
       refuse_alone(link, transfer, *unmet);
       return;
@@ -242,7 +243,8 @@ void port_core::no_longer_parked(const parked_request& one) {
   parked_bytes_ -= bytes_of(one.request);
 }
 
-/// By the request's live source, as that source ended, or as one given back. False: nobody has offered it.
+/// Answers a request from its live source, from how that source ended, or from its having been
+/// given back. Returns false if nobody has offered it.
 bool port_core::answer(const link_handle& link, transfer_request& request, time_point deadline) {
   if (const auto of = source_of_.find(request.request); of != source_of_.end()) {
     start_sender(of->second, link, std::move(request), deadline);
@@ -255,7 +257,7 @@ bool port_core::answer(const link_handle& link, transfer_request& request, time_
     refuse_request(link, request.transfer, ended->told);
     return true;
   }
-  // The word that gave it back may have overtaken the request: another actor sends it.
+  // The message that gave it back may have overtaken the request: another actor sends it.
   if (const auto* given_back = given_back_.find(request.request)) {
     refuse_request(link, request.transfer, given_back->told);
     return true;
@@ -263,7 +265,7 @@ bool port_core::answer(const link_handle& link, transfer_request& request, time_
   return false;
 }
 
-/// One of those that wait may end the source for the others.
+/// Answering one of the waiting requests may end the source for the others.
 void port_core::unpark(const std::string& request) {
   const auto found = parked_.find(request);
   if (found == parked_.end()) return;
@@ -303,7 +305,7 @@ void port_core::on_start_send(start_send& order) {
 void port_core::on_send_grew(send_grew& order) {
   const auto found = sources_.find(order.operation);
   if (found == sources_.end() || found->second.concluded) {
-    // It has ended meanwhile: what it pinned is given back without these.
+    // The source has ended meanwhile and gives back its own pins without these blocks.
     if (context_->pool) unpin_blocks("that has ended", order.more.blocks);
     return;
   }
@@ -318,7 +320,8 @@ void port_core::grow(source& src, const source_progress& more) {
 }
 
 void port_core::complete(operation_id operation, source& src, source_sealed& seal) {
-  // A seal says that every layer is ready up to there, whether or not each was reported before.
+  // A seal says that every layer is ready up to its tokens, whether or not each was reported
+  // before.
   const source_progress all{0, static_cast<std::uint32_t>(context_->layout->layers.size()),
                             seal.tokens};
   for (const auto sender : src.senders()) {
@@ -330,7 +333,7 @@ void port_core::complete(operation_id operation, source& src, source_sealed& sea
   watch_leases();
 }
 
-/// What of the line is true by now.
+/// Applies what the GPU has completed by now.
 void port_core::go_on(operation_id operation, source& src) {
   const auto line = compute_.find(operation);
   if (line == compute_.end()) return;
@@ -377,7 +380,7 @@ void port_core::on_gpu_point_reached(gpu_point_reached& news) {
   go_on(news.send, found->second);
 }
 
-/// Why the placement that a decode rank follows counts no more.
+/// Why the placement that a decode rank follows is void. Empty if it is valid.
 std::optional<troupe::error> port_core::void_placement(const link_handle& link,
                                                        const transfer_request& request) const {
   const epoch_mark placed{request.placed_by, request.placed_at};
@@ -388,9 +391,9 @@ std::optional<troupe::error> port_core::void_placement(const link_handle& link,
   return why;
 }
 
-/// Whether a request may wait here for a prefill that may never come: it names as many blocks as its
-/// tokens need, no more of those than this node could fill, with no more beside them than a transfer can
-/// use; and all that wait take so much memory.
+/// Whether a request may wait here for a prefill that may never come: it must name exactly as many
+/// blocks as its tokens need, no more of those than this node could fill, and no more beside them
+/// than a transfer can use; and all parked requests together may take only so much memory.
 result<void> port_core::room_to_park(const link_handle& link,
                                      const transfer_request& request) const {
   const auto& peer = link.peer;
@@ -407,7 +410,7 @@ result<void> port_core::room_to_park(const link_handle& link,
   }
   const auto& layout = *context_->layout;
   const auto named = count_named(request.blocks, request.groups);
-  // In read mode it names none.
+  // In read mode it names no blocks.
   const auto needed =
       request.mode == transfer_mode::write
           ? count_needed(layout, {request.token_begin, request.token_end}, request.groups)
@@ -451,20 +454,20 @@ void port_core::request_came(const link_handle& link, transfer_request request) 
   }
   const auto& self_info = context_->self;
   auto meant = check_life(self_info.name, self_info.incarnation, request.life);
-  // Without a cache it is refused when it meets its source, which has none either.
+  // Without a cache, it is refused when it meets its source, which has no cache either.
   if (meant && context_->layout) meant = check_groups(*context_->layout, request.groups);
   if (!meant) {
     refuse_request(link, request.transfer, meant.error());
     return;
   }
-  // What moves already goes on, whatever the cluster thinks meanwhile.
+  // A transfer that already moves goes on, whatever the cluster decides meanwhile.
   if (!request.progress) {
     if (const auto why = void_placement(link, request)) {
       refuse_request(link, request.transfer, *why);
       return;
     }
   }
-  // Said again: the one that waits has grants of a link that broke.
+  // Sent again: the parked copy has grants of a link that broke.
   if (request.progress) {
     drop_parked_of(request.transfer, [&](const parked_request& one) {
       return one.link.actor.id() == link.actor.id();
@@ -472,7 +475,8 @@ void port_core::request_came(const link_handle& link, transfer_request request) 
   }
   const auto deadline = now() + std::chrono::milliseconds{request.deadline_ms};
   if (answer(link, request, deadline)) return;
-  // Read late, of a decode that has left: it must not take a source that its next life asks for.
+  // Late request of a decode node that has left: it must not take a source that the node's next
+  // life asks for.
   const auto watched = watched_links_.find(link.actor.id());
   if (watched != watched_links_.end() && watched->second) return;
   if (auto served = room_to_serve(); !served) {
@@ -529,7 +533,7 @@ void port_core::drop_parked_for(const std::string& request,
 
 void port_core::drop_parked_of(transfer_id transfer,
                                const std::function<bool(const parked_request&)>& gone) {
-  // Peers choose the numbers: several requests may have one.
+  // Peers choose the transfer ids: several requests may have the same one.
   std::vector<std::string> requests;
   const auto [first, last] = parked_as_.equal_range(transfer);
   for (auto one = first; one != last; ++one) requests.push_back(one->second);
@@ -541,7 +545,7 @@ void port_core::drop_parked_of(transfer_id transfer,
 }
 
 void port_core::place_lost(operation_id operation, source& src, troupe::error why) {
-  // Others that are as many as it is for have come, or live and will come.
+  // Enough other ranks have come, or live and will come.
   if (!src.has_open_place(leases_.waiting(operation))) return;
   const auto window = context_->settings.retry_window;
   if (window.count() == 0) {
@@ -549,7 +553,7 @@ void port_core::place_lost(operation_id operation, source& src, troupe::error wh
     conclude_source(operation, std::move(why), to_others);
     return;
   }
-  // The source stays for another decode rank; the engine hears of it if none comes.
+  // The source stays for another decode rank; the engine is told if none comes.
   const auto until = std::min(src.deadline(), now() + window);
   forget_deadline(src.deadline(), timer::operation, operation.value);
   src.shorten(until, std::move(why));
@@ -574,8 +578,8 @@ void port_core::sender_concluded(operation_id operation, session_concluded& outc
   rank_failed(operation, outcome.transfer, std::move(*outcome.failure));
 }
 
-// What our own engine gives up, and what fails in its computing, has concluded the source before its
-// senders hear of it: what is told here is of one decode rank.
+// An abort by our own engine, or a failure of its computation, has concluded the source before its
+// senders hear of it: a failure here is that of one decode rank.
 void port_core::rank_failed(operation_id operation, transfer_id transfer, troupe::error why) {
   auto& src = sources_.at(operation);
   if (context_->settings.retry_window.count() > 0) {

@@ -45,7 +45,7 @@ void port_core::fail_value(operation_id operation, troupe::error why) {
 }
 
 void port_core::lose_value(operation_id operation, troupe::error why) {
-  value_pins_.erase(operation);  // a peer may read them for ever
+  value_pins_.erase(operation);  // a peer may be able to read them for ever
   close_values(*context_);
   why.message += "; if it was a put, it is not known whether the value is stored";
   fail_value(operation, std::move(why));
@@ -62,8 +62,8 @@ void port_core::count_copies() {
   context_->counters.local_copies.store(static_cast<std::uint32_t>(copying_.size()));
 }
 
-/// On a thread of the scheduler's, as every copy, not on the caller's, which the port may run on: the engine computes
-/// meanwhile.
+/// Copies run on a scheduler thread, not on the caller's, which the port may run on: the engine
+/// computes meanwhile.
 session_actor port_core::spawn_copying_client(value_client_options options) {
   auto client = self_->system().spawn(value_client, std::move(options));
   self_->monitor(client);
@@ -126,7 +126,7 @@ void port_core::on_value_concluded(value_concluded& outcome) {
   value_clients_.erase(outcome.operation);
   if (copying_.erase(outcome.operation) != 0) unpin_value(outcome.operation);
   value_outcome(outcome);
-  count_copies();  // told before: `stop` waits for the count
+  count_copies();  // the outcome was told before: `stop` waits for the count
 }
 
 void port_core::value_came(const link_handle& link, session_message& message) {
@@ -152,8 +152,8 @@ void port_core::value_came(const link_handle& link, session_message& message) {
   auto server = self_->spawn<caf::monitored>(
       value_server, value_server_options{context_, caf::actor_cast<engine_port_actor>(self_), pool_,
                                          link, std::move(message)});
-  // Whoever asked has given up by then, at its own deadline, and has said so if it lives. What it says
-  // may be lost, and nobody says anything for one that forgot.
+  // By then the peer has given up at its own deadline and, if it lives, has said so. That message
+  // may be lost, and a peer that forgot its request sends none.
   session_begins(operation_id{}, transfer, std::move(server), link, std::move(report),
                  deadline_after({}) + context_->settings.peer_silence);
 }

@@ -42,13 +42,13 @@ void port_core::conclude_words(operation_id operation, std::optional<troupe::err
   }
 }
 
-/// One source has answered, or will not.
+/// A source has answered, or will not.
 void port_core::has_ended(operation_id operation, words_to_sources::to_source& at,
                           std::optional<troupe::error> failure) {
   auto& words = words_.at(operation);
   at.ended = true;
   if (words.verb == source_verb::hold) {
-    // What one of them cannot give, nobody can have.
+    // If one source cannot serve, the request as a whole cannot be received.
     const troupe::error others{errc::aborted, "the source at " + at.peer + " has ended"};
     conclude_words(operation, std::move(failure), session_event{abort_session{others}});
     return;
@@ -59,7 +59,7 @@ void port_core::has_ended(operation_id operation, words_to_sources::to_source& a
   }
 }
 
-/// The source at that node, if it waits for its link. A node is named once.
+/// The source at that node, if it waits for its link. Each node is named once.
 words_to_sources::to_source* port_core::waiting_source(operation_id operation,
                                                        const std::string& peer) {
   const auto words = words_.find(operation);
@@ -103,7 +103,7 @@ void port_core::on_start_word(start_word& order) {
   auto& words = words_[operation];
   words.verb = order.verb;
   words.request = std::move(order.request);
-  // A hold lasts until somebody ends it.
+  // A hold lasts until it is ended explicitly.
   words.deadline =
       words.verb == source_verb::hold ? no_deadline : deadline_after(std::chrono::milliseconds{});
   if (words.verb == source_verb::hold) {
@@ -145,7 +145,7 @@ void port_core::end_own_hold(const std::string& request) {
 
 // -- of peers, prefill side
 
-/// Whether the peer may speak of our sources at all.
+/// Whether the peer may ask about our sources at all.
 result<void> port_core::check_word(const link_handle& link, std::uint64_t life) const {
   if (stopping_) return fail(errc::aborted, "the node stops");
   const auto& ours = context_->self;
@@ -156,7 +156,7 @@ result<void> port_core::check_word(const link_handle& link, std::uint64_t life) 
   return check_any_edge(context_->settings, context_->self.stage, *stage);
 }
 
-/// Another node that takes the source, or is to: for that one it goes on.
+/// Another node that takes the source, or is to take it: the source goes on for that node.
 std::optional<std::string> port_core::other_taker(const source& src,
                                                   const std::string& peer) const {
   for (const auto sender : src.senders()) {
@@ -218,7 +218,7 @@ void port_core::hold_came(const link_handle& link, const transfer_hold& word) {
   }
   if (const auto known = holds_.find(word.transfer); known != holds_.end()) {
     if (known->second.link.actor.id() == link.actor.id()) {
-      known->second.link = link;  // said again over the link that was made again
+      known->second.link = link;  // sent again over the rebuilt link
     } else {
       refuse_request(link, word.transfer, {errc::already_exists, "that hold is another node's"});
     }

@@ -33,9 +33,9 @@ struct value_client_options;
 
 namespace troupe::actors::port {
 
-/// Of a session that only its peer's liveness bounds.
+/// Deadline of a session that only its peer's liveness bounds.
 constexpr auto no_deadline = time_point::max();
-/// A longer one is none; the clock's own unit would overflow.
+/// Longer times are cut to this: the clock's own unit would overflow.
 constexpr std::chrono::milliseconds longest_time = std::chrono::hours{24 * 365};
 
 /// A `receive` of the engine: one transfer from each rank of the prefill replica, one outcome.
@@ -46,15 +46,15 @@ struct receiving {
     std::optional<transfer_id> transfer;  ///< once its receiver is spawned
     session_actor receiver;
     bool done{false};
-    /// Per layer of this node, the first token that is not there yet; all tokens are of a layer that this
-    /// source does not hold.
+    /// Per layer of this node, the first token that has not landed yet; the end of the tokens for a
+    /// layer that this source does not hold.
     std::vector<std::uint32_t> landed;
   };
 
   receive_spec spec;
   phase now{phase::linking};
   std::vector<from_rank> ranks;
-  std::vector<std::uint32_t> told;       ///< per layer, what the engine was told of
+  std::vector<std::uint32_t> told;       ///< per layer, up to which token the engine was told
   std::vector<open_when_complete> held;  ///< streams that wait for layers
   std::uint32_t live{0};                 ///< receivers that have not unpinned
   bool pinned{false};
@@ -65,19 +65,19 @@ struct receiving {
   std::vector<std::byte> aux;
 };
 
-/// A request of a decode rank that came before its source.
+/// A decode rank's request that arrived before its source.
 struct parked_request {
   link_handle link;
   transfer_request request;
   time_point deadline;
-  time_point until;  ///< the deadline, or sooner where the request says so
+  time_point until;  ///< when it stops waiting: the deadline, or earlier if the request says so
 };
 
-/// A `release` or a `hold` of the engine: a word to each source of a request, one outcome.
+/// A `release` or a `hold` of the engine: one message to each source of a request, one outcome.
 struct words_to_sources {
   struct to_source {
     std::string peer;
-    std::uint64_t life{0};                ///< that is meant; 0: whichever lives
+    std::uint64_t life{0};                ///< the incarnation that is meant; 0: any
     std::optional<transfer_id> transfer;  ///< once its actor is spawned
     bool ended{false};
   };
@@ -85,33 +85,33 @@ struct words_to_sources {
   std::string request;
   std::vector<to_source> sources;
   time_point deadline;
-  std::optional<troupe::error> failure;  ///< the first of a release
+  std::optional<troupe::error> failure;  ///< of a release: the first one
 };
 
-/// A decode node holds a source of ours, and will ask for it.
+/// A decode node holds one of our sources, and will ask for it.
 struct source_hold {
   operation_id source;
   link_handle link;
   time_point since;
 };
 
-/// An actor that works for an operation, until its last message.
+/// An actor that works for an operation, kept until its last message.
 struct live_session {
-  operation_id operation;  ///< 0: of a peer, on a keyed value of ours
+  operation_id operation;  ///< 0: none, it serves a peer's request for a keyed value of ours
   session_actor actor;
   caf::actor_id link{0};  ///< of the link's actor
   transfer_report report;
   time_point deadline;
-  bool served{false};   ///< a peer has asked for it, and its share of what is served counts
-  bool crashed{false};  ///< it, or its link: nobody is left to end it
+  bool served{false};   ///< serves a peer's request, and counts in `served_count_`
+  bool crashed{false};  ///< this actor or its link's crashed: nobody is left to end it
   time_point started{std::chrono::steady_clock::now()};
 };
 
-/// Who waits for the link with one peer. Stays, also when nobody waits any more, until the node has
-/// answered: it is asked once.
+/// The operations that wait for the link with one peer. Kept until the node has answered, even when
+/// none waits any more, so that the node is asked once.
 struct link_line {
   std::set<operation_id> waiting;
-  std::uint64_t ask{0};  ///< of the question
+  std::uint64_t ask{0};  ///< number of the request to the node
 };
 
 /// An operation on a keyed value of another node, before it has a link.
@@ -120,8 +120,8 @@ struct waiting_value {
   time_point deadline;
 };
 
-/// Runs every operation of the engine: sends and receives, words to sources and keyed values, each with one outcome.
-/// Spawns the actors that work for them, and ends what nobody ends in time.
+/// Runs every operation of the engine (sends, receives, releases, holds, keyed values), each with
+/// one outcome. Spawns the actors that work for them, and ends those that do not end in time.
 class port_core {
  public:
   using self_pointer = engine_port_actor::stateful_pointer<port_slot>;
@@ -133,7 +133,7 @@ class port_core {
   [[nodiscard]] engine_port_actor::behavior_type begin();
 
  private:
-  /// What a deadline ends.
+  /// What kind of entry a deadline ends.
   enum class timer : std::uint8_t { operation, session, parked, leases };
   using deadline_entry = std::tuple<time_point, timer, std::uint64_t>;
   using parked_requests = std::unordered_map<std::string, std::vector<parked_request>>;
@@ -163,28 +163,29 @@ class port_core {
   [[nodiscard]] time_point deadline_after(std::chrono::milliseconds wanted) const;
   void forget_deadline(time_point when, timer what, std::uint64_t id);
   [[nodiscard]] transfer_id new_transfer();
-  /// `overloaded` where no more may be served of what peers ask for.
+  /// `overloaded` if no more requests of peers may be served.
   [[nodiscard]] result<void> room_to_serve() const;
   /// The mapping between our cache and the peer's, made once per peer.
   [[nodiscard]] result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(
       const link_handle& link, kvcache::data_flow flow);
-  /// A session lives from here on; it is told of its deadline, and of the end of its link.
+  /// Adds a session: from here on it is told of its deadline, and of the end of its link.
   void session_begins(operation_id operation, transfer_id transfer, session_actor session,
                       const link_handle& link, transfer_report report, time_point deadline);
   void session_ends(transfer_id transfer);
-  /// What heartbeats say: those that have crashed hold their pins, and will never end.
+  /// Counts live sessions for the heartbeats. Crashed ones keep their pins and never end, so they
+  /// do not count.
   void count_sessions();
   void tell_session(transfer_id transfer, session_event event);
-  /// The outcome of an operation that has no event behind it. False: it was told before.
+  /// Tells the last outcome of an operation, with no event after it. Returns false if it was told
+  /// before.
   bool tell_last_outcome(operation_id operation, decltype(value_concluded::outcome) outcome);
-  /// The one outcome of an operation. False: it was told before.
+  /// Tells the one outcome of an operation. Returns false if it was told before.
   bool tell_outcome(operation_id operation, std::variant<event_done, event_failed> outcome);
   void count_outcome(const std::optional<troupe::error>& failure, std::uint64_t bytes);
-  /// The operation goes on with `link_ready`, or ends with `link_gone`.
+  /// Queues an operation for a link: it goes on with `link_ready`, or ends with `link_gone`.
   void wait_for_link(const std::string& peer, operation_id operation);
-  /// An operation that has ended leaves the line.
   void leave_link_line(const std::string& peer, operation_id operation);
-  /// Blocks that the operation had pinned, so that it cannot fail while the bookkeeping is right.
+  /// Unpins blocks that the operation pinned; that cannot fail while the bookkeeping is right.
   void unpin_blocks(const std::string& request, std::span<const block_id> blocks);
 
   // -- sources, prefill side (engine_port_sources.cpp)
@@ -194,29 +195,30 @@ class port_core {
   void on_send_progress(send_progress& order);
   void on_send_sealed(send_sealed& order);
   void on_gpu_point_reached(gpu_point_reached& news);
-  /// A decode rank asks; its request meets its source, or is parked until that comes.
+  /// A decode rank asks: its request meets its source, or is parked until the source comes.
   void request_came(const link_handle& link, transfer_request request);
-  /// Takes requests out of the parking lot that `gone` says are over.
+  /// Takes the parked requests for which `gone` holds out of the parking lot.
   void drop_parked(const std::function<bool(const parked_request&)>& gone);
-  /// The same among those for one request, and among those of one transfer.
+  /// Same, only among those for one request, or those of one transfer.
   void drop_parked_for(const std::string& request,
                        const std::function<bool(const parked_request&)>& gone);
   void drop_parked_of(transfer_id transfer, const std::function<bool(const parked_request&)>& gone);
-  /// Which replica of which stage a node is a rank of; empty while the membership does not have it.
+  /// The replica and stage that a node is a rank of; empty while the membership does not list it.
   [[nodiscard]] std::string replica_of(const std::string& node) const;
-  /// Where nobody is missing any more, the ranks have the time that the engine gave.
+  /// If no place of the source is open any more, restores the deadline that the engine gave.
   void lengthen_if_filled(operation_id operation, source& src);
-  /// The membership is another one: ranks whose replica was not known may be placed now, and with them a source
-  /// be done.
+  /// The membership changed: ranks whose replica was unknown may have one now, which may complete a
+  /// source.
   void place_ranks();
   void conclude_source(operation_id operation, std::optional<troupe::error> failure,
                        const session_event& to_senders);
   void sender_concluded(operation_id operation, session_concluded& outcome);
-  /// One of the decode ranks that take it failed, which ends the source or leaves a place open.
+  /// A decode rank that takes the source failed: this ends the source or leaves a place open.
   void rank_failed(operation_id operation, transfer_id transfer, troupe::error why);
-  /// One that it was for is gone. Its place waits for another for `retry_window`, where there is one.
+  /// A node that the source is for is gone. With a `retry_window`, its place waits that long for
+  /// another.
   void place_lost(operation_id operation, source& src, troupe::error why);
-  /// Lets go of a concluded source once its last sender has unpinned.
+  /// Drops a concluded source once its last sender has unpinned.
   void release_source(operation_id operation);
   void learn_replicas(source& src) const;
   void start_sender(operation_id operation, const link_handle& link, transfer_request request,
@@ -239,15 +241,15 @@ class port_core {
   void on_open_when_complete(open_when_complete& order);
   void on_blocks_granted(blocks_granted& granted);
   void on_session_layers(session_layers& layers);
-  /// Starts what can be of a receive whose blocks are there: from each source whose link is up; the others'
-  /// links are asked for. Sources that hold parts of a model start together, once it is known that each layer
-  /// is held by one.
+  /// Starts the receivers of a receive whose blocks are allocated: one for each source whose link
+  /// is up; asks for the links of the others. Sources that hold parts of a model start together,
+  /// once it is known that each layer is held by one.
   void start_receivers(operation_id operation);
   void conclude_receive(operation_id operation, std::optional<troupe::error> failure,
                         const session_event& to_receivers);
   void fail_receive(operation_id operation, troupe::error why);
   void receiver_concluded(operation_id operation, session_concluded& outcome);
-  /// Lets go of a concluded receive once its last receiver has unpinned.
+  /// Drops a concluded receive once its last receiver has unpinned.
   void release_receive(operation_id operation);
   void tell_layers_of(operation_id operation, receiving& r);
   void start_receiver(operation_id operation, std::size_t index, const link_handle& link);
@@ -259,20 +261,20 @@ class port_core {
 
   void on_start_word(start_word& order);
   void start_word_to(operation_id operation, const link_handle& link);
-  /// There is no link with that source.
+  /// No link with that source can be made.
   void word_cannot_come(operation_id operation, const std::string& peer, const troupe::error& why);
   void word_concluded(operation_id operation, session_concluded& outcome);
   void conclude_words(operation_id operation, std::optional<troupe::error> failure,
                       const session_event& to_sessions);
-  /// Every source of the request was asked for it: nobody need hold them any more.
+  /// Every source of the request was asked for it: our hold on them is no longer needed.
   void end_own_hold(const std::string& request);
   /// A decode node holds a source, or gives it back.
   void hold_came(const link_handle& link, const transfer_hold& word);
   void forget_came(const link_handle& link, const transfer_forget& word);
-  /// The source has ended; `failure` empty: it was delivered.
+  /// Tells the nodes that hold the source how it ended; empty `failure`: it was delivered.
   void tell_holders(source& src, const std::optional<troupe::error>& failure);
   void end_hold(transfer_id transfer);
-  /// Those that came over a link which has ended.
+  /// Ends the holds that came over a link that has ended.
   void end_holds_over(caf::actor_id link);
   void has_ended(operation_id operation, words_to_sources::to_source& at,
                  std::optional<troupe::error> failure);
@@ -286,9 +288,9 @@ class port_core {
 
   void on_membership_changed(membership_changed& news);
   void on_heartbeat_answered(heartbeat_answered& news);
-  /// Ends what is held for, or from, nodes that do not live.
+  /// Ends what is held for, or from, nodes that are no longer alive.
   void lapsed(const std::vector<cache_leases::lapse>& lapses);
-  /// Something is held from now on: it is looked after once per beat.
+  /// Starts the lease beat if anything is held.
   void watch_leases();
   void lease_beat();
   void reclaim(operation_id operation, source& src, const cache_leases::lapse& over);
@@ -299,15 +301,16 @@ class port_core {
   void on_start_value(start_value& order);
   void on_value_concluded(value_concluded& outcome);
   void start_client(waiting_value value, const link_handle& link);
-  /// The end of one that has no client, or whose client is not to be waited for.
+  /// Fails a value's operation that has no client, or whose client is not waited for.
   void fail_value(operation_id operation, troupe::error why);
-  /// The end of one whose actor, or whose link's, crashed: nobody knows any more what became of it.
+  /// Fails a value's operation whose actor, or whose link's actor, crashed: how it ended is
+  /// unknown.
   void lose_value(operation_id operation, troupe::error why);
-  /// Nobody can read any more what the operation puts.
+  /// Unpins the blocks that the operation puts: nobody can read them any more.
   void unpin_value(operation_id operation);
-  /// Takes a value's operation out of the line for its link; nothing if it is not in one.
+  /// Takes a value's operation out of the queue for its link. Empty if it is in none.
   [[nodiscard]] std::optional<waiting_value> no_longer_waits(operation_id operation);
-  /// A peer asks for something of our values.
+  /// A peer asks for one of our values.
   void value_came(const link_handle& link, session_message& message);
   void value_outcome(value_concluded& outcome);
   void count_copies();
@@ -319,38 +322,38 @@ class port_core {
   caf::typed_actor<caf::reacts_to<node_command>> node_;
   caf::typed_actor<caf::reacts_to<pool_command>> pool_;
   std::map<operation_id, source> sources_;
-  std::unordered_map<operation_id, compute_line> compute_;   ///< of sources, held back
+  std::unordered_map<operation_id, compute_line> compute_;   ///< of sources: what waits for the GPU
   std::unordered_map<std::string, operation_id> source_of_;  ///< by request, not concluded
   ended_requests ended_;
-  ended_requests given_back_;  ///< before they were sent
+  ended_requests given_back_;  ///< requests given back before they were sent
   std::map<operation_id, receiving> receives_;
   std::unordered_map<transfer_id, live_session> sessions_;  ///< both sides, and values
-  std::size_t crashed_sessions_{0};                         ///< of them; nobody waits for their end
+  std::size_t crashed_sessions_{0};                         ///< of `sessions_`; not waited for
   std::unordered_map<std::string, link_handle> links_;      ///< by peer name, up
-  /// Links whose end is told to their sessions; whether their peer has left.
+  /// The links whose end is told to their sessions; true if the peer has left.
   std::unordered_map<caf::actor_id, bool> watched_links_;
   std::unordered_map<std::string, link_line> waiting_for_link_;  ///< by peer name
-  std::unordered_map<std::string, std::uint64_t> former_lives_;  ///< by peer name, ended last
+  std::unordered_map<std::string, std::uint64_t> former_lives_;  ///< by peer name: last one ended
   parked_requests parked_;                                       ///< by request
-  std::uint64_t asks_{0};                                        ///< for links, so far
-  std::unordered_multimap<transfer_id, std::string> parked_as_;  ///< their requests by transfer
+  std::uint64_t asks_{0};                                        ///< requests for links so far
+  std::unordered_multimap<transfer_id, std::string> parked_as_;  ///< requests, by transfer
   std::uint32_t parked_count_{0};
   std::map<std::string, std::uint32_t> parked_of_;  ///< by peer name
-  std::size_t parked_bytes_{0};                     ///< of their lists
-  std::uint32_t served_count_{0};                   ///< of the sessions
+  std::size_t parked_bytes_{0};                     ///< of the lists of parked requests
+  std::uint32_t served_count_{0};                   ///< of `sessions_`: those that serve peers
   std::set<deadline_entry> deadlines_;
   cache_leases leases_;                   ///< of sources and receives that are not concluded
-  std::optional<time_point> lease_beat_;  ///< the next one; empty: nothing is held
+  std::optional<time_point> lease_beat_;  ///< empty: nothing is held
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>> send_geometry_;
   std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>>
       receive_geometry_;
   std::map<operation_id, words_to_sources> words_;         ///< not concluded
-  std::unordered_map<std::string, operation_id> hold_of_;  ///< of the words, by request
+  std::unordered_map<std::string, operation_id> hold_of_;  ///< holds among `words_`, by request
   std::unordered_map<transfer_id, source_hold> holds_;     ///< of peers
   std::map<operation_id, waiting_value> values_;           ///< that wait for a link
   std::unordered_map<operation_id, transfer_id> value_clients_;
   std::unordered_set<operation_id> copying_;  ///< large puts to this node itself
-  /// Blocks of the pool that values are put from, until nobody can read them.
+  /// Pool blocks that values are put from, pinned until nobody can read them.
   std::unordered_map<operation_id, std::vector<block_id>> value_pins_;
   std::shared_ptr<const membership> members_{std::make_shared<membership>()};  ///< newest seen
   std::mt19937_64 random_{std::random_device{}()};
@@ -361,16 +364,16 @@ class port_core {
 // -- helpers of more than one of its files
 
 [[nodiscard]] time_point now();
-/// A message that its link does not know the session of: it came right behind the one that the session
-/// was spawned for, or over the link that was made again since.
+/// Passes on a message whose session its link does not know: it came right behind the message that
+/// the session was spawned for, or over a link that has been rebuilt since.
 void pass_on(const live_session& session, const link_handle& link, session_message message);
-/// What `troupe status` shows of a session; its transfer is filled in when it begins.
+/// The row of `troupe status` for a session; `session_begins` fills in its transfer.
 [[nodiscard]] transfer_report report_of(const std::string& request, const link_handle& link,
                                         std::string_view side, std::string_view state);
 void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why);
-/// The same where the source does not have what is asked for: nobody's send fails by it.
+/// Same, if the source does not have what is asked for: no send fails because of it.
 void refuse_alone(const link_handle& link, transfer_id transfer, const troupe::error& why);
-/// What a request is told that waits no longer for its source.
+/// The error for a request that no longer waits for its source.
 [[nodiscard]] troupe::error not_offered(const std::string& request);
 
 }  // namespace troupe::actors::port

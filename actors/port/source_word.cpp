@@ -31,7 +31,7 @@ void end(self_pointer self, std::optional<troupe::error> failure) {
   self->quit();
 }
 
-/// The source holds nothing for us any longer.
+/// Tells the source that we no longer hold it.
 void let_go(self_pointer self, const troupe::error& why) {
   const auto& st = self->state;
   if (st.ended || st.verb != source_verb::hold) return;

@@ -16,7 +16,7 @@ namespace troupe::actors {
 ///   ---------------------------  -----  -------
 ///   begin, link back             asked  send transfer_forget (release) or transfer_hold (hold)
 ///   transfer_release             ended  done: the source has ended, or there is none
-///   transfer_abort               ended  failed: why it goes on, or how the source that was held ended
+///   transfer_abort               ended  failed: why it goes on, or how the held source ended
 ///   abort                        ended  failed; of a hold, send transfer_abort
 ///   receive_is_whole             ended  done; of a hold, send transfer_abort: it was asked for
 ///   link lost                    ended  failed
@@ -38,7 +38,7 @@ struct source_word_options {
   transfer_id transfer;
   source_verb verb{source_verb::release};
   std::string request;
-  std::uint64_t life{0};  ///< of the source; 0: whichever lives
+  std::uint64_t life{0};  ///< of the source; 0: any
 };
 
 [[nodiscard]] session_actor::behavior_type source_word(

@@ -6,14 +6,14 @@
 
 namespace troupe::actors {
 
-/// Asks the link of a session, in the name of the epoch that the session knows.
+/// Sends an order to a session's link, stamped with the epoch that the session knows.
 template <class Self, class Order>
 void ask_link(Self self, const link_handle& link, Order&& order) {
   if constexpr (requires { order.epoch; }) order.epoch = link.epoch;
   self->send(link.actor, link_command{std::forward<Order>(order)});
 }
 
-/// The same of an actor whose state has its `link`.
+/// Same, for an actor whose state has its `link`.
 template <class Self, class Order>
 void ask_link(Self self, Order&& order) {
   ask_link(self, self->state.link, std::forward<Order>(order));

@@ -2,10 +2,10 @@
 
 namespace troupe::actors {
 
-/// Held while a thread that is not the actor system's own spawns actors in it, has a
+/// Held while a foreign thread (one that is not the actor system's own) spawns actors in it, has a
 /// `caf::scoped_actor` of it, makes it or runs its actors. CAF lets each thread keep the logger of
-/// the system that it used last, and a system's end waits until nobody has its logger: a thread that
-/// had asked one question, and lives on, would keep it from ending for ever.
+/// the system that it used last, and the destruction of a system waits until no thread has its
+/// logger: a thread that asked one question and lives on would block it for ever.
 class caf_thread_scope {
  public:
   caf_thread_scope() = default;

@@ -7,9 +7,9 @@
 
 namespace troupe::actors {
 
-/// While it lives, a file that would outgrow the process's limit (RLIMIT_FSIZE; shared memory is a file)
-/// is an error of the call and does not end the process. Of this thread, and for ever of those that it
-/// begins meanwhile.
+/// While it lives, exceeding the process's limit on file sizes (RLIMIT_FSIZE; shared memory is a
+/// file) is an error of the call and does not end the process. Applies to this thread, and for ever
+/// to threads that it starts meanwhile.
 class file_size_signal {
  public:
   file_size_signal() {

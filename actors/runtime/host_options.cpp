@@ -22,7 +22,7 @@ door_security::mode mode_of(config::security_mode mode) noexcept {
 
 result<void> refuse_open(const std::string& key, const std::string& host,
                          config::security_mode mode) {
-  // What `auto` is on a machine follows from the supervisor's host; the door looks at the address.
+  // `auto` resolves by the supervisor's host; the door checks the resulting address.
   if (config::is_loopback(host) || config::is_automatic(host)) return {};
   return fail(errc::invalid_config,
               key + " is " + host + ", which other machines can reach, and security.mode is " +
@@ -60,7 +60,7 @@ result<actor_host_options> host_options_of(const config::deployment& deployment)
   if (!security) return fail(security.error());
   actor_host_options options;
   options.network_heartbeat = deployment.supervisor.heartbeat_interval;
-  // Later than the supervisor, who knows whether it was the cluster that stood still, or the peer.
+  // Later than the supervisor's own timeout: it knows whether the cluster was frozen, or the peer.
   options.connection_timeout = 2 * deployment.supervisor.heartbeat_timeout;
   options.security = std::move(*security);
   return options;

@@ -50,7 +50,7 @@ inline_executors::inline_executors(caf::actor_system& system)
       }()} {}
 
 inline_executor& inline_executors::of_this_thread() {
-  // A thread that polls asks a million times a second: it remembers the answer.
+  // A thread that polls asks a million times a second, so the answer is cached.
   struct answer {
     std::uint64_t of{0};
     inline_executor* unit{nullptr};

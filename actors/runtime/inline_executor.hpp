@@ -27,19 +27,18 @@ class inline_executor final : public caf::execution_unit {
 
   void exec_later(caf::resumable* job) override { jobs_.push_back(job); }
 
-  /// Runs what is runnable, and what that makes runnable. After `max_jobs` the rest goes to the
-  /// scheduler, so that a thread which must also move bytes is not kept.
+  /// Runs all runnable actors, and those that they make runnable. After `max_jobs` the rest goes to
+  /// the scheduler, so that a thread which must also move bytes is not held up.
   void run();
 
-  /// The unit that the calling thread runs actors with at the moment; null: none, use the
-  /// scheduler.
+  /// The unit with which the calling thread runs actors now; null: none, use the scheduler.
   [[nodiscard]] static inline_executor* active() noexcept { return active_; }
 
   /// Makes it the calling thread's active one for as long as the thread lives.
   void adopt_this_thread() noexcept { active_ = this; }
 
-  /// Makes a unit the calling thread's active one for its lifetime. What is still runnable at its
-  /// end goes to the scheduler: the thread may never come back.
+  /// Makes a unit the calling thread's active one for the lifetime of the scope. Actors that are
+  /// still runnable at its end go to the scheduler: the thread may never come back.
   class scope {
    public:
     explicit scope(inline_executor& unit) noexcept : before_{std::exchange(active_, &unit)} {}

@@ -16,7 +16,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// Where packets to that address leave from; else the `errno` that says why there is none.
+/// The source address of packets to that address; else the `errno` that says why there is none.
 result<std::string> source_towards(const addrinfo& to) {
   const int fd = ::socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_storage from{};

@@ -8,12 +8,12 @@
 
 namespace troupe::actors {
 
-/// The address of this machine from which it reaches `host`, as the routes of its system say: a
-/// loopback address where `host` is one. Sends nothing. Resolves names, so it may take seconds.
-/// `peer_unreachable`: there is no such host, or no route to it.
+/// The address from which this machine reaches `host`, by its system's routes; a loopback address
+/// if `host` is one. Sends nothing. Resolves names, so it may take seconds. `peer_unreachable`:
+/// there is no such host, or no route to it.
 [[nodiscard]] result<std::string> address_towards(const std::string& host, std::uint16_t port);
 
-/// The host of a node that stands on `host` of a stage: itself, or what `auto` means here.
+/// The address of a node on `host` of a stage: `host` itself, or what `auto` means here.
 [[nodiscard]] result<std::string> address_of(const std::string& host,
                                              const config::supervisor_config& supervisor);
 

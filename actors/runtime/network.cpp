@@ -27,13 +27,13 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using transport::owned_fd;
 
-/// The door pumps what CAF said last; nobody at the end of the process waits longer than this for it.
+/// How long the door may take to send CAF's last messages at the end of the process.
 constexpr milliseconds last_words{200};
 
 using registered_atom = caf::atom_constant<caf::atom("TroupeNet")>;
 using broker_atom = caf::atom_constant<caf::atom("BASP")>;  // CAF's own name for it
 
-/// Once more where there is no memory for the message: the system waits for those that were not told.
+/// Retries if there is no memory for the message: the system waits for actors that were not told.
 void tell_to_end(const network_actor& actor) noexcept {
   for (int tries = 0; tries < 10; ++tries) {
     try {
@@ -48,12 +48,12 @@ void tell_to_end(const network_actor& actor) noexcept {
 }  // namespace
 
 /// Between the door's thread and CAF: lets nothing through once it is shut. Callbacks of the door
-/// hold it, and nothing of CAF's.
+/// hold the gate, and nothing of CAF's.
 class network::gate : public std::enable_shared_from_this<gate> {
  public:
   gate(caf::actor_system& system, door_options options)
       : system_{&system},
-        // CAF's only connection to connections: found by its name, as CAF's own modules do.
+        // CAF's only interface to connections: looked up by its name, as CAF's own modules do.
         broker_{system.middleman().named_broker<caf::io::basp_broker>(broker_atom::value)} {
     auto made = door::create(std::move(options));
     if (made) {
@@ -80,7 +80,7 @@ class network::gate : public std::enable_shared_from_this<gate> {
                                 const std::set<std::string>& messages, const std::string& host,
                                 std::uint16_t port) {
     if (!door_) return fail(*why_not_);
-    // Nobody who may come in knows a port that the OS chose before we do.
+    // No authorised peer knows a port that the OS chose before we do.
     const auto bound = std::make_shared<std::atomic<std::uint16_t>>(port);
     auto listens = door_->listen(
         host, port,
@@ -114,13 +114,13 @@ class network::gate : public std::enable_shared_from_this<gate> {
 
   [[nodiscard]] std::shared_ptr<open_streams> streams() const { return streams_; }
 
-  /// Once it is shut.
+  /// Ends the door, after the gate was shut.
   void end_door() {
     std::shared_ptr<door> last;
     {
       const std::lock_guard lock{mutex_};
       last.swap(door_);
-    }  // it waits for its thread, which may be about to tell us something
+    }  // its destructor waits for its thread, which may be about to call us
   }
 
  private:
@@ -162,7 +162,7 @@ class network::gate : public std::enable_shared_from_this<gate> {
     if (!open_) return;
     const auto actor = caf::actor_cast<caf::strong_actor_ptr>(whom);
     if (!actor || port == 0) return;
-    // CAF greets the peer in the name of that port, and its keep-alive ends a silent one.
+    // CAF greets the peer on behalf of that port, and its keep-alive ends a silent connection.
     caf::anon_send(broker_, caf::publish_atom::value,
                    streams_->open(*system_, std::move(socket), open_streams::side::admitted), port,
                    actor, messages);
@@ -172,7 +172,7 @@ class network::gate : public std::enable_shared_from_this<gate> {
   const std::shared_ptr<open_streams> streams_{std::make_shared<open_streams>()};
   std::shared_ptr<door> door_;
   std::optional<troupe::error> why_not_;
-  std::mutex mutex_;  ///< of what follows
+  std::mutex mutex_;  ///< guards the members below
   bool open_{true};
   caf::actor broker_;
   network_actor dialler_;
@@ -226,7 +226,7 @@ std::jthread network::cut_in(milliseconds patience) {
       by->woken.wait_for(lock, over, patience, [] { return false; });
       if (!over.stop_requested()) streams->cut();
     }};
-  } catch (const std::exception&) {  // no thread or no memory left: nobody would cut them later
+  } catch (const std::exception&) {  // no thread or memory left, so nothing could cut them later
     cut();
     return {};
   }

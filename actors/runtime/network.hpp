@@ -1,8 +1,7 @@
 #pragma once
 
-/// CAF's network layer without sockets of its own: who listens and who connects is the door
-/// (`door.hpp`), and only a connection that proved itself is handed to CAF, which speaks over it as
-/// it would over one that it had made itself.
+/// CAF's network layer without sockets of its own: the door (`door.hpp`) listens and connects, and
+/// hands only authenticated connections to CAF, which speaks over them as over its own.
 
 #include <chrono>
 #include <cstdint>
@@ -26,14 +25,14 @@
 
 namespace troupe::actors {
 
-/// What `network_actor` says of an address.
+/// The reply of `network_actor` about an address.
 struct reached {
   std::optional<troupe::error> failed;
-  /// The actor that is published there. Null when it failed.
+  /// The actor that is published there. Null if it failed.
   caf::strong_actor_ptr actor;
 };
 
-/// How an attempt of the network actor's to connect ended, from the door's thread.
+/// How an attempt to connect ended; sent by the door's thread to the network actor.
 struct dialled {
   std::uint64_t attempt{0};
   std::optional<troupe::error> failed;
@@ -50,20 +49,20 @@ namespace troupe::actors {
 
 /// Connects to published actors. One per actor system, never blocks.
 using network_actor = caf::typed_actor<
-    // node, link, host -> network: the actor published at host:port, which shall know these messages.
-    // Always answered, by the timeout at the latest. An actor that was found is remembered while it
-    // lives: CAF bears no second connection from here to there.
+    // node, link, host -> network: asks for the actor published at host:port, which has to know
+    // these messages. Always answered, by the timeout at the latest. A found actor is remembered
+    // while it lives: CAF cannot handle a second connection from here to there.
     caf::replies_to<caf::connect_atom, std::string, std::uint16_t, std::set<std::string>,
                     caf::timespan>::with<reached>,
     // the door -> network
     caf::reacts_to<dialled>,
-    // itself: the deadline of somebody has come
+    // itself: an asker's deadline has come
     caf::reacts_to<tick_atom>>;
 
-/// The one of `system`; null before the host made it, and after its end. Thread-safe.
+/// The network actor of `system`; null before the host has made it, and after its end. Thread-safe.
 [[nodiscard]] network_actor network_of(caf::actor_system& system);
 
-/// Asks for the actor at host:port from inside an actor. The reply is a `reached`; no timer is left
+/// Asks for the actor at host:port from inside an actor. The reply is a `reached`; leaves no timer
 /// behind.
 template <class Handle, class Self>
 auto reach(Self* self, const std::string& host, std::uint16_t port,
@@ -76,29 +75,29 @@ auto reach(Self* self, const std::string& host, std::uint16_t port,
 /// The door of an actor system. Owned by the host; thread-safe but for `stop` and the destructor.
 class network {
  public:
-  /// Every call fails with why the door could not be made, if it could not.
+  /// If the door cannot be made, every call fails with the reason.
   network(caf::actor_system& system, door_options options);
   ~network();
   network(const network&) = delete;
   network& operator=(const network&) = delete;
 
-  /// Whoever connects to host:port and proves itself gets `whom`. Returns the port; errors as
-  /// `door::listen` has them.
+  /// Gives `whom` to peers that connect to host:port and authenticate. Returns the port; errors of
+  /// `door::listen`.
   [[nodiscard]] result<std::uint16_t> publish(const caf::strong_actor_ptr& whom,
                                               const std::set<std::string>& messages,
                                               const std::string& host, std::uint16_t port);
-  /// Listens there no more.
+  /// Stops listening on that port.
   void close(std::uint16_t port);
-  /// Hands CAF nothing more, fails every attempt to connect, and lets go of all actors. Connections
-  /// stay. To be called before the system ends; the network is destroyed after it, so that what CAF
-  /// says last still goes out.
+  /// Hands CAF nothing more, fails every attempt to connect, and drops all actors. Connections
+  /// stay. To be called before the system ends; the network is destroyed after it, so that CAF's
+  /// last messages still go out.
   void stop();
-  /// Ends all connections, and those that are still to come.
+  /// Ends all connections, present and future ones.
   void cut();
-  /// Unless what it returns is gone before, cuts all connections then. While the system ends: it
-  /// waits for peers to take what they were told last, and a frozen one takes nothing.
+  /// Cuts all connections after `patience`, unless the returned thread is gone before. For the end
+  /// of the system, which waits for peers to take their last messages: a frozen peer takes none.
   [[nodiscard]] std::jthread cut_in(std::chrono::milliseconds patience);
-  /// All 0 when the door could not be made.
+  /// All 0 if the door could not be made.
   [[nodiscard]] door::counters count() const;
 
  private:

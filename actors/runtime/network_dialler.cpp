@@ -24,9 +24,11 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using transport::owned_fd;
 using self_pointer = network_actor::stateful_pointer<dialler_state>;
-/// Who waits is answered by then at the latest: the door, asked for the same time, knows better why.
+/// How much later than the door an asker is answered: the door, given the same time, knows the
+/// reason better.
 constexpr milliseconds spare{20};
-/// Between attempts on a peer that hangs up: the first, and the last, each four times the one before.
+/// Pauses before a peer that hangs up is dialled again: the first, and the last, each four times
+/// the one before.
 constexpr milliseconds first_pause{20}, last_pause{320};
 using attempt_map = std::map<std::uint64_t, dialler_state::attempt>;
 
@@ -34,7 +36,8 @@ std::string text_of(const dialler_state::endpoint& to) {
   return to.first + ":" + std::to_string(to.second);
 }
 
-/// Between two tries to do what memory was short for, and from a handler that found none to the next look.
+/// The pause between tries that fail for lack of memory, and the time from a handler that failed so
+/// to the next look.
 constexpr milliseconds next_try{10}, next_look{100};
 constexpr int most_tries = 10;
 
@@ -63,7 +66,7 @@ void cut(const dialler_state::attempt& attempt) {
   if (attempt.line) ::shutdown(attempt.line->get(), SHUT_RDWR);
 }
 
-/// Once more where there is no memory for the message: somebody waits for it.
+/// Retries if there is no memory for the message: an asker waits for it.
 template <class Send>
 void send_with_patience(Send&& send) noexcept {
   for (int tries = 0; tries < most_tries; ++tries) {
@@ -76,8 +79,8 @@ void send_with_patience(Send&& send) noexcept {
   }
 }
 
-/// Runs a handler. One that finds no memory does not end the actor, without which this process reaches nobody: it looks
-/// again soon, so that deadlines hold.
+/// Runs a handler. A handler that runs out of memory must not end the actor, without which this
+/// process reaches no peer: it looks again soon, so that deadlines hold.
 template <class Handler>
 void with_what_memory_there_is(self_pointer self, Handler&& handle) {
   try {
@@ -87,8 +90,8 @@ void with_what_memory_there_is(self_pointer self, Handler&& handle) {
   }
 }
 
-/// Runs a step of an attempt. One that finds no memory leaves no attempt behind that nothing will end: whoever asks next
-/// begins a new one.
+/// Runs a step of an attempt. A step that runs out of memory drops the attempt, which nothing would
+/// end otherwise: the next asker begins a new one.
 template <class Step>
 void step_of(self_pointer self, std::uint64_t attempt, Step&& step) {
   or_undo(std::forward<Step>(step), [&] { self->state.attempts.erase(attempt); });
@@ -96,14 +99,15 @@ void step_of(self_pointer self, std::uint64_t attempt, Step&& step) {
 
 void begin(self_pointer self, dialler_state::attempt attempt);
 
-/// After its pause.
+/// Begins the attempt after its pause.
 void begin_later(self_pointer self, dialler_state::attempt attempt, troupe::error why) {
   attempt.rests.emplace(steady_clock::now() + attempt.pause, std::move(why));
   self->delayed_send(self, attempt.pause, tick_atom::value);
   self->state.attempts.emplace(++self->state.last_attempt, std::move(attempt));
 }
 
-/// The attempt is over and found nothing.
+/// The attempt is over and found nothing: answers its askers, or tries again for those that can
+/// wait.
 void fail_attempt(self_pointer self, attempt_map::iterator which, const troupe::error& why) {
   auto ended = std::move(which->second);
   self->state.attempts.erase(which);
@@ -174,7 +178,7 @@ void greeting_failed(self_pointer self, std::uint64_t number, const caf::error& 
                                                          "; is a node of Troupe running there?"});
 }
 
-/// The door has opened: CAF's own handshake is next.
+/// The door has opened; next comes CAF's own handshake.
 void greet(self_pointer self, std::uint64_t number, const std::shared_ptr<const owned_fd>& socket) {
   auto& st = self->state;
   auto& attempt = st.attempts.at(number);
@@ -208,7 +212,7 @@ void greet(self_pointer self, std::uint64_t number, const std::shared_ptr<const 
           });
 }
 
-/// Answers those whose deadline has come, and makes those attempts again that have rested.
+/// Answers the askers whose deadline has come, and restarts the attempts whose pause is over.
 void look_at_the_clock(self_pointer self) {
   auto& attempts = self->state.attempts;
   const auto now = steady_clock::now();
@@ -233,7 +237,7 @@ void look_at_the_clock(self_pointer self) {
 void take(self_pointer self, const dialled& outcome) {
   auto& st = self->state;
   const auto it = st.attempts.find(outcome.attempt);
-  if (it == st.attempts.end()) return;  // nobody waits any more: its socket is closed with it
+  if (it == st.attempts.end()) return;  // nobody waits; `outcome` closes the socket
   if (outcome.failed) {
     fail_attempt(self, it, *outcome.failed);
   } else {

@@ -23,24 +23,24 @@
 
 namespace troupe::actors {
 
-/// Begins to connect; the outcome comes as `dialled` with that attempt's number, unless an error is
-/// returned.
+/// Begins to connect. Unless an error is returned, the outcome comes as a `dialled` with that
+/// attempt's number.
 using dial_function = std::function<std::optional<troupe::error>(
     std::uint64_t attempt, const std::string& host, std::uint16_t port,
     std::chrono::steady_clock::time_point deadline)>;
 
-/// Every asker waits for the one attempt that is made for an address, and has a deadline of its own:
+/// All askers for an address share one attempt, and each has a deadline of its own:
 ///
 ///     asked -> dialling -> greeting (CAF's handshake) -> known, until its actor ends
 ///
-/// An attempt that ended by its own deadline is made again for those who can still wait. So is, a few times and after
-/// a pause, one that ended because the peer hung up before its door had opened: that may be crowded. Whoever asks
-/// meanwhile ends the pause, and has as many attempts as the first.
+/// An attempt that ended by its own deadline is repeated for askers that can still wait. So is, a
+/// few times and after a pause, an attempt whose peer hung up before its door had opened: the door
+/// may be crowded. A new asker ends the pause, and has as many attempts as the first.
 struct dialler_state {
   using endpoint = std::pair<std::string, std::uint16_t>;
   using promise = caf::typed_response_promise<reached>;
 
-  /// One that is dropped unanswered hears of it: memory was short, or the actor ends by an exception.
+  /// Answers with an error if it is dropped: memory was short, or the actor ended by an exception.
   class asker {
    public:
     asker(promise reply, std::set<std::string> knows, std::chrono::milliseconds patience);
@@ -57,19 +57,19 @@ struct dialler_state {
    private:
     promise reply_;
   };
-  /// Until an attempt is made again.
+  /// The pause before an attempt is made again.
   struct rest {
     std::chrono::steady_clock::time_point until;
-    troupe::error why;  ///< what those hear whose deadline comes before
+    troupe::error why;  ///< the error for askers whose deadline comes before
   };
   struct attempt {
     endpoint to;
     std::chrono::steady_clock::time_point deadline;
     std::vector<asker> askers;
-    std::chrono::milliseconds pause{0};  ///< before it was made again; 0: none
-    std::optional<rest> rests;           ///< it does not run
-    /// Another descriptor of its socket while CAF's handshake runs: cuts it without knowing whether
-    /// CAF still has its own.
+    std::chrono::milliseconds pause{0};  ///< before this attempt; 0: none
+    std::optional<rest> rests;           ///< set while the attempt pauses
+    /// A duplicate of its socket's descriptor during CAF's handshake: cuts the connection without
+    /// knowing whether CAF still has its own descriptor.
     std::shared_ptr<const transport::owned_fd> line;
   };
   struct known_actor {
@@ -78,7 +78,7 @@ struct dialler_state {
   };
 
   dial_function dial;
-  caf::actor broker;  ///< CAF's own, that speaks over connections
+  caf::actor broker;  ///< CAF's own broker, which speaks over connections
   std::shared_ptr<open_streams> streams;
   std::map<std::uint64_t, attempt> attempts;
   std::map<endpoint, known_actor> known;

@@ -16,20 +16,20 @@
 
 namespace troupe::actors {
 
-/// CAF's stream, but for three mends.
+/// CAF's stream, with three fixes.
 ///
-/// CAF takes a connection that is being made for one that has been silent since the machine was
-/// started, and its keep-alive cuts it with the next tick.
+/// CAF takes a new connection for one that has been silent since the machine was started, and its
+/// keep-alive cuts it with the next tick.
 ///
-/// A stream holds itself while the loop of CAF watches its socket, and is told when the loop has
-/// ceased to. What one turn of the loop notes down and takes back it is never told: it would hold
-/// itself, and its socket, for ever.
+/// A stream holds a reference to itself while CAF's loop watches its socket, and is told when the
+/// loop has stopped. It is never told of a registration that was made and withdrawn within one turn
+/// of the loop: it would keep itself, and its socket, for ever.
 ///
-/// Whoever dials a process that has connected to it meanwhile closes what it has dialled. Where two
-/// dial each other at once, each may close its own, and both lose all there was between them. What
-/// was dialled is kept until the other process is known to have chosen the connection that it
-/// dialled itself; where neither has, both connections stay. Each side goes on over the one that it
-/// spoke over first, and what it says keeps its order.
+/// A process that dials a peer which has connected to it meanwhile closes the connection that it
+/// dialled. If two processes dial each other at once, each may close its own, and both lose all
+/// connections between them. A dialled connection is kept until the other process is known to have
+/// chosen the one that it dialled itself; if neither has, both connections stay. Each side goes on
+/// over the connection that it spoke over first, so its messages keep their order.
 class open_streams::stream final : public caf::io::network::scribe_impl {
  public:
   stream(caf::io::network::default_multiplexer& loop, door_socket socket, side ours,
@@ -74,8 +74,8 @@ class open_streams::stream final : public caf::io::network::scribe_impl {
   }
 
  protected:
-  /// The connection broke. What was on its way over it is lost, and nobody would say so if the peer
-  /// could still be spoken to over another one.
+  /// The connection broke. Messages in flight are lost, and no one would notice if the peer could
+  /// still be reached over another connection, so all of the peer's connections are shut down.
   caf::message detach_message() override {
     auto& table = broker_->instance.tbl();
     if (const auto peer = table.lookup_direct(hdl()); peer && table.lookup_direct(peer) == hdl()) {
@@ -87,7 +87,7 @@ class open_streams::stream final : public caf::io::network::scribe_impl {
   }
 
  private:
-  /// Goes with its task after the turn that runs, or unrun with the loop itself.
+  /// Destroyed with its task after the present turn, or unrun with the loop itself.
   class read_last_frames {
    public:
     explicit read_last_frames(stream* looked_at) : stream_{looked_at} {}
@@ -112,8 +112,8 @@ class open_streams::stream final : public caf::io::network::scribe_impl {
     return static_cast<door_socket>(connection.id());
   }
 
-  /// The peer that greets us over what we dialled while it is connected to us by what it dialled
-  /// itself and has not chosen yet. Sees all that comes, and notes down what the peer chooses.
+  /// The peer, if it greets us over a connection that we dialled while it is connected to us by one
+  /// that it dialled itself and has not chosen yet. Sees all input, and records the peer's choice.
   caf::node_id crossed_with(const void* come, std::size_t size) {
     using caf::io::basp::header;
     using caf::io::basp::message_type;
@@ -138,7 +138,7 @@ class open_streams::stream final : public caf::io::network::scribe_impl {
     return may_go ? peer : caf::node_id{};
   }
 
-  /// CAF refuses who has none of them.
+  /// CAF refuses a peer that has none of our applications.
   [[nodiscard]] bool one_is_ours(const std::vector<std::string>& applications) const {
     const auto ours = caf::get_or(broker_->config(), "middleman.app-identifiers",
                                   caf::defaults::middleman::app_identifiers);
@@ -147,15 +147,15 @@ class open_streams::stream final : public caf::io::network::scribe_impl {
 
   std::shared_ptr<open_streams> all_;
   const side side_;
-  caf::io::basp_broker* broker_{nullptr};  ///< once CAF reads from it
-  bool chosen_{false};                     ///< by the peer, which dialled it
-  bool kept_{false};                       ///< CAF's order to close it goes unheard
+  caf::io::basp_broker* broker_{nullptr};  ///< set once CAF reads from the stream
+  bool chosen_{false};                     ///< chosen by the peer, which dialled it
+  bool kept_{false};                       ///< ignore CAF's order to close it
 };
 
 caf::io::scribe_ptr open_streams::open(caf::actor_system& system, transport::owned_fd socket,
                                        side ours) {
   auto& loop = static_cast<caf::io::network::default_multiplexer&>(system.middleman().backend());
-  // `new` finds the memory before it takes the socket away.
+  // `new` allocates before the socket is released.
   return {new stream{loop, socket.release(), ours, shared_from_this()}, false};
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What CAF speaks through over a socket that the door made.
+/// The stream with which CAF uses a socket that the door made.
 
 #include <cstdint>
 #include <map>
@@ -15,22 +15,22 @@
 
 namespace troupe::actors {
 
-/// The sockets that CAF has. Thread-safe.
+/// The sockets in CAF's use. Thread-safe.
 class open_streams : public std::enable_shared_from_this<open_streams> {
  public:
   enum class side : std::uint8_t { dialled, admitted };
-  /// A stream for CAF's own broker, which owns the connected socket from here on.
+  /// Makes a stream for CAF's own broker; the stream owns the connected socket from here on.
   [[nodiscard]] caf::io::scribe_ptr open(caf::actor_system& system, transport::owned_fd socket,
                                          side ours);
-  /// Nothing comes and nothing leaves any more, over none of them and no later one: what CAF still
-  /// has to say to a peer that takes nothing more would keep its system from ending.
+  /// Cuts all streams, present and future ones: messages that CAF still has for a peer that takes
+  /// nothing more would keep its system from ending.
   void cut();
 
  private:
   class stream;
   void add(door_socket socket, stream* of);
   void remove(door_socket socket);
-  /// For the thread of CAF's loop, which alone ends streams. Null: there is none.
+  /// For the thread of CAF's loop, which alone ends streams. Null if there is none.
   [[nodiscard]] stream* find(door_socket socket);
 
   std::mutex mutex_;

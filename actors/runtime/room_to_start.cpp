@@ -28,7 +28,8 @@ unexpected too_little(std::size_t had, std::size_t wanted, const std::string& wh
                                     ", and needs " + std::to_string(wanted) + " to start; " + how);
 }
 
-/// Whether the limit is so far away that nothing need be taken: other threads may want some, too.
+/// Whether the limit is so far away that nothing need be taken; other threads may need descriptors
+/// too.
 bool far_from_limit(std::size_t wanted) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
@@ -41,7 +42,7 @@ result<void> check_descriptors(std::size_t wanted) {
   if (far_from_limit(wanted)) return {};
   std::vector<int> taken;
   taken.reserve(wanted);
-  // The first needs one that is open.
+  // An open descriptor to duplicate.
   int next = ::open("/", O_PATH | O_CLOEXEC);
   while (next >= 0) {
     taken.push_back(next);
@@ -54,8 +55,8 @@ result<void> check_descriptors(std::size_t wanted) {
                     "close some, or raise the limit (ulimit -n, LimitNOFILE)");
 }
 
-/// CAF waits for its sockets by such a set, and is woken by such a pipe. The limits on sets, pipes and
-/// what is watched are those of the user, and of the whole machine.
+/// CAF waits for its sockets with an epoll set, and is woken by a pipe. The limits on sets, pipes
+/// and watches are per user, and per machine.
 result<void> check_polling() {
   const owned_fd set{::epoll_create1(EPOLL_CLOEXEC)};
   int ends[2] = {-1, -1};
@@ -71,7 +72,7 @@ result<void> check_polling() {
                                     "fs.epoll.max_user_watches)");
 }
 
-/// Threads that wait for its end.
+/// Threads that only wait for the object's end.
 class idle_threads {
  public:
   idle_threads() = default;
@@ -100,7 +101,7 @@ class idle_threads {
   std::list<std::thread> all_;
 };
 
-/// All at once: those that have ended take no room.
+/// Starts all threads at once: threads that have ended take no room.
 result<void> check_threads(std::size_t wanted) {
   idle_threads threads;
   try {
@@ -113,7 +114,7 @@ result<void> check_threads(std::size_t wanted) {
   return {};
 }
 
-/// Addresses that are taken, and with them what the threads need for their stacks.
+/// Takes the address space and, while it is taken, starts the threads, whose stacks need some too.
 result<void> check_addresses_and_threads(const room_to_start& wanted) {
   void* space = ::mmap(nullptr, wanted.address_space, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -2,9 +2,9 @@
 
 /// CAF's work-sharing scheduler with a clock that an ending actor does not wake. (Sharing wakes a
 /// sleeping worker; CAF's default, stealing, polls, which costs an idle node 100 wake-ups a second
-/// per worker and a busy one latency.) CAF 0.17 has each
-/// actor that ends tell the clock's thread to forget its timeouts, also the many that never had
-/// one: a wake-up and a context switch for every transfer.
+/// per worker and a busy one latency.) In CAF 0.17 each actor that ends tells the clock's thread to
+/// forget its timeouts, even though most never had one: a wake-up and a context switch for every
+/// transfer.
 
 #include <cstdint>
 #include <mutex>
@@ -16,7 +16,7 @@
 
 namespace troupe::actors {
 
-/// Hands everything on to the scheduler's own clock, but for `cancel_timeouts` of actors that have
+/// Forwards everything to the scheduler's own clock, except `cancel_timeouts` of actors that have
 /// set none since the last one. Thread-safe.
 class selective_clock final : public caf::detail::thread_safe_actor_clock {
  public:

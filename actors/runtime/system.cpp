@@ -39,7 +39,7 @@ struct host_config : caf::actor_system_config {
     set("middleman.heartbeat-interval", caf::timespan{options.network_heartbeat});
     set("middleman.connection-timeout", caf::timespan{options.connection_timeout});
     set("middleman.workers",
-        std::size_t{0});  // messages are decoded where they arrive: one hop less
+        std::size_t{0});  // messages are decoded where they arrive, which saves a hop
   }
 };
 
@@ -72,15 +72,16 @@ actor_host::~actor_host() {
   published_.clear();
   owned_.clear();
   network_->stop();
-  // The system's own end waits for actors and for the threads of detached ones without a bound, and
-  // such a thread for the last one that knows its actor.
+  // The system's destructor waits without a bound for actors and for the threads of detached ones,
+  // and such a thread waits until nothing references its actor.
   const auto over = [this] {
     return system_->registry().running() == 0 && system_->detached_actors() <= own_threads_;
   };
   const auto deadline = steady_clock::now() + options_.shutdown_timeout;
   bool forgot_timers = false;
   while (!over() && steady_clock::now() < deadline) {
-    // What an actor told itself to hear later knows it, and would keep its thread until then.
+    // An actor's delayed messages to itself reference it, and would keep its thread until they are
+    // due.
     if (!forgot_timers && system_->registry().running() == 0) {
       system_->clock().cancel_all();
       forgot_timers = true;
@@ -92,7 +93,7 @@ actor_host::~actor_host() {
         "the actor system is left behind with what its actors hold: an actor of it does not "
         "end, or somebody outside holds one that has a thread of its own");
     network_->cut();
-    // Reachable for ever, so that nobody takes them for lost.
+    // Still reachable, so that leak checkers do not report it.
     static auto* const left_behind = new std::vector<
         std::pair<std::unique_ptr<caf::actor_system_config>, std::unique_ptr<caf::actor_system>>>;
     static std::mutex mutex;
@@ -101,7 +102,7 @@ actor_host::~actor_host() {
     return;
   }
   {
-    // What was said last is with the kernel in less, unless a peer takes nothing more.
+    // The last messages reach the kernel in less time, unless a peer takes nothing more.
     const auto cutting = network_->cut_in(options_.shutdown_timeout / 2);
     system_.reset();
   }

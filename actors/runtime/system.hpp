@@ -1,8 +1,8 @@
 #pragma once
 
 /// CAF's actor system as Troupe uses it: types announced, network layer loaded, limits and handlers
-/// set, and ports, connections and the end of it all wrapped so that each returns a `result` and
-/// none can hang.
+/// set. Wraps ports, connections and shutdown so that each call returns a `result` and none can
+/// hang.
 
 #include <chrono>
 #include <condition_variable>
@@ -41,20 +41,21 @@ class network;
 class actor_host {
  public:
   explicit actor_host(actor_host_options options = {});
-  /// `shutdown`, then the actor system's own end.
+  /// Calls `shutdown`, then ends the actor system.
   ~actor_host();
   actor_host(const actor_host&) = delete;
   actor_host& operator=(const actor_host&) = delete;
 
-  /// Who spawns actors in it, or has a `caf::scoped_actor` of it, holds a `caf_thread_scope` meanwhile.
+  /// A thread that spawns actors in it, or has a `caf::scoped_actor` of it, holds a
+  /// `caf_thread_scope` meanwhile.
   [[nodiscard]] caf::actor_system& system() noexcept { return *system_; }
-  /// What came to the door of this process so far.
+  /// Counts of the connections at this process's door so far.
   [[nodiscard]] door::counters door_counters() const;
 
-  /// Makes `handle` what whoever connects to host:port gets. Port 0 asks the OS; the reply is the
-  /// port that was bound. One published actor per process: peers look everything else up through
-  /// it. Errors: `already_exists` (port taken), `invalid_config` (not an address of this host, no
-  /// right to bind it, or credentials that cannot be used).
+  /// Publishes `handle` to peers that connect to host:port. Port 0 asks the OS; returns the port
+  /// that was bound. One published actor per process: peers look everything else up through it.
+  /// Errors: `already_exists` (port taken), `invalid_config` (not an address of this host, no right
+  /// to bind it, or credentials that cannot be used).
   template <class Handle>
   [[nodiscard]] result<std::uint16_t> publish(const Handle& handle, const std::string& host,
                                               std::uint16_t port) {
@@ -63,10 +64,10 @@ class actor_host {
   }
 
   /// The actor published at host:port. Errors: `peer_unreachable` (nothing listens there, no such
-  /// host), `deadline` (something listens and says nothing), `unauthorized` (its credentials or ours
-  /// are of another cluster), `version_mismatch` (an actor with other messages, or not an actor at
-  /// all), `invalid_config` (our credentials cannot be used). Never takes much longer than
-  /// `timeout`, whatever the peer does.
+  /// host), `deadline` (something listens but does not answer), `unauthorized` (one side's
+  /// credentials are of another cluster), `version_mismatch` (an actor with other messages, or not
+  /// an actor at all), `invalid_config` (our credentials cannot be used). Never takes much longer
+  /// than `timeout`, whatever the peer does.
   template <class Handle>
   [[nodiscard]] result<Handle> connect(const std::string& host, std::uint16_t port,
                                        std::chrono::milliseconds timeout) {
@@ -75,16 +76,16 @@ class actor_host {
     return caf::actor_cast<Handle>(*found);
   }
 
-  /// An actor that `shutdown` shall tell to end. Published ones are told anyway.
+  /// Has `shutdown` tell this actor to end. Published actors are told anyway.
   template <class Handle>
   void own(const Handle& handle) {
     owned_.push_back(caf::actor_cast<caf::strong_actor_ptr>(handle));
   }
 
   /// Closes the ports, tells published and owned actors to end and waits for all actors, at most
-  /// `shutdown_timeout`. Called again it does nothing. False when some actor had not ended by then.
-  /// `meanwhile` is called again and again while it waits: a node that polls goes on with what its
-  /// actors wait for.
+  /// `shutdown_timeout`. A second call does nothing. Returns false if some actor had not ended by
+  /// then. `meanwhile` is called repeatedly during the wait: a node that polls makes the progress
+  /// that its actors wait for.
   bool shutdown(const std::function<void()>& meanwhile = {});
 
  private:
@@ -104,20 +105,20 @@ class actor_host {
   actor_host_options options_;
   std::unique_ptr<caf::actor_system_config> config_;
   std::unique_ptr<caf::actor_system> system_;
-  std::size_t own_threads_{0};        ///< of actors of CAF's, which end with the system
-  std::unique_ptr<network> network_;  ///< goes after the system, whose last words it carries
+  std::size_t own_threads_{0};        ///< of CAF's own actors, which end with the system
+  std::unique_ptr<network> network_;  ///< outlives the system, to carry its last messages
   std::vector<published> published_;
   std::vector<caf::strong_actor_ptr> owned_;
   std::optional<bool> ended_;
 };
 
-/// What CAF would otherwise write to standard error, as lines of `component`'s logger: messages
-/// that the actor does not know (dropped, at most one line a second), errors sent to it, actors of
-/// its that ended, and exceptions that escaped a handler (the actor ends, with `internal` in the
-/// line). Call it first in the behaviour function; a handler set after it replaces its own.
+/// Writes lines that CAF would print to standard error to `component`'s logger instead: messages
+/// that the actor does not know (dropped, at most one line a second), errors sent to it, ends of
+/// its actors, and exceptions that escaped a handler (the actor ends, with `internal` in the line).
+/// Call it first in the behaviour function; a handler set after it replaces its own.
 void set_log_handlers(caf::scheduled_actor& self, std::string component);
 
-/// Where an answer is left for the thread that waits for it. The first counts. Thread-safe.
+/// Passes an answer to the thread that waits for it. The first answer counts. Thread-safe.
 template <class Reply>
 class answer_board {
  public:
@@ -127,7 +128,7 @@ class answer_board {
     answer_.emplace(std::move(answer));
     there_.notify_one();
   }
-  /// Once; empty when none came in time.
+  /// To be called once; empty if no answer came in time.
   [[nodiscard]] std::optional<result<Reply>> take(std::chrono::milliseconds within) {
     std::unique_lock lock{mutex_};
     there_.wait_for(lock, within, [this] { return answer_.has_value(); });
@@ -140,7 +141,7 @@ class answer_board {
   std::optional<result<Reply>> answer_;
 };
 
-/// How long an answer is waited for.
+/// How long to wait for an answer.
 struct answer_wait {
   // NOLINTNEXTLINE(google-explicit-constructor): most waits are a time alone
   template <class Count, class Period>
@@ -148,13 +149,13 @@ struct answer_wait {
       : timeout{most}, given_up{std::move(until)} {}
 
   std::chrono::milliseconds timeout;
-  std::stop_token given_up;  ///< requested: nobody wants the answer any more
+  std::stop_token given_up;  ///< once requested, the answer is not wanted any more
 };
 
-/// Asks an actor from a thread that may block, and waits for the reply. `who` names the other side in
-/// sentences. Errors: `peer_lost` (it ended or its connection broke, noticed at once), `deadline` (it
-/// is silent), `aborted` (the wait was given up), `internal` (it answered with an error of CAF's).
-/// Leaves no timer behind, so that it may be called at any rate. Not for use inside an actor.
+/// Asks an actor from a thread that may block, and waits for the reply. `who` names the other side
+/// in messages. Errors: `peer_lost` (it ended or its connection broke, noticed at once), `deadline`
+/// (no answer), `aborted` (the wait was given up), `internal` (it answered with an error of CAF's).
+/// Leaves no timer behind, so it may be called at any rate. Not for use inside an actor.
 template <class Reply, class Handle, class... Args>
 [[nodiscard]] result<Reply> ask(caf::actor_system& system, const Handle& whom,
                                 const std::string& who, const answer_wait& bounds, Args... args) {
@@ -163,15 +164,15 @@ template <class Reply, class Handle, class... Args>
   };
   if (bounds.given_up.stop_requested()) return not_wanted();
   const auto board = std::make_shared<answer_board<Reply>>();
-  // The peer is an argument, not a capture: CAF reads the arguments of an actor that has none
-  // through a null pointer, which is undefined.
+  // The peer is an argument, not a capture: for an actor without arguments CAF reads them through a
+  // null pointer, which is undefined.
   const auto body = [=, until = bounds.given_up](caf::event_based_actor* self, const Handle& peer) {
-    // It may have been given up by now, and whoever did so has gone on.
+    // The wait may have been given up by now, and its caller have gone on.
     if (until.stop_requested()) {
       self->quit();
       return;
     }
-    // A peer remembers each who watches it, for as long as it lives.
+    // A peer keeps every monitor for as long as it lives, so remove ours.
     const auto end = [=] {
       self->demonitor(peer.address());
       self->quit();
@@ -190,7 +191,7 @@ template <class Reply, class Handle, class... Args>
               end();
             },
             [=](caf::error& e) {
-              // One that ended hands back what it has not read before it tells whoever watches it.
+              // An actor that ended returns its unread messages before it notifies its monitors.
               const bool ended = e == caf::sec::request_receiver_down;
               board->put(ended
                              ? fail(errc::peer_lost, who + " was lost: it ended")

@@ -39,7 +39,7 @@ void supervisor_state::start(self_pointer me, supervisor_options options) {
   restore();
 }
 
-/// Goes on where the supervisor before this one ended.
+/// Goes on where the previous supervisor ended.
 void supervisor_state::restore() {
   if (!store || !store->found()) {
     claims->opens_at(now() + table->options().heartbeat_timeout);
@@ -54,7 +54,7 @@ void supervisor_state::restore() {
                    store->path()));
 }
 
-/// What must survive goes to the store: at once, but at most ten times a second.
+/// Gives the store a new record at once, but at most ten times a second.
 void supervisor_state::keep(steady_time now) {
   constexpr auto interval = std::chrono::milliseconds{100};
   if (!store || saved == table->epoch() || now - saved_at < interval) return;
@@ -172,7 +172,7 @@ supervisor_actor::behavior_type supervisor(supervisor_parts::self_pointer self,
         return st.events.page(query, st.table->options().supervisor_incarnation);
       },
       [self](tick_atom) {
-        // Anyone can send this message; only the supervisor's own keeps the clock going.
+        // Anyone can send this message; only the supervisor's own tick keeps the clock going.
         if (self->current_sender() != self->ctrl()) return;
         self->state.tick();
         self->delayed_send(self, self->state.tick_interval, tick_atom_v);

@@ -31,7 +31,7 @@ drain_reply supervisor_state::drain(const drain_request& request) {
   drains.begin(replica.front().stage, replica.front().replica, ranks, deadline, table->epoch(),
                now());
   for (const member& m : table->view().members) {
-    // Busy is what it said last; that it is quiet it has to say again.
+    // The last load counts if the node was busy; a quiet node has to report that again.
     const bool busy = m.load.queue_length != 0 || m.load.active_transfers != 0;
     if (busy) drains.heard({m.node.name, m.node.incarnation, 0, m.load, {}});
   }
@@ -46,7 +46,7 @@ drain_reply supervisor_state::drain(const drain_request& request) {
   return {0, names, *asked};
 }
 
-/// The whole replica serves on, as it drained.
+/// The whole replica serves on, as the whole replica drained.
 drain_reply supervisor_state::cancel_drain(const std::string& node) {
   forgive_standstill();
   const auto serving = table->cancel_drain(node, now());

@@ -16,7 +16,7 @@ slot_grant supervisor_state::claim(const slot_claim& claim) {
   forgive_standstill();
   auto granted = claims->claim(claim, table->uses(now()), now());
   if (!granted) {
-    // Who asks again and again until one is free would fill the log.
+    // A process that keeps asking until a name is free would fill the log.
     log->debug("a process of pid {} on {} gets no name: {}", claim.pid, in_quotes(claim.host),
                to_string(granted.error()));
     return {static_cast<std::uint8_t>(granted.error().code), granted.error().message, {}, 0};
@@ -66,7 +66,7 @@ registration supervisor_state::take_in(const registration_request& request,
                              outcome->replica, request.node.stage)};
   uninformed.insert(node);
   if (const auto drained = drains.registered(node, request.node.incarnation)) {
-    // A rank that was away when the others were told to leave does so, too.
+    // A rank that was away when the others were told to leave must leave, too.
     if (drained->step == drain_step::leave) {
       table->drained(node, request.node.incarnation, drains.why_it_leaves(node));
     }
@@ -80,7 +80,7 @@ heartbeat_ack supervisor_state::heard(const heartbeat& beat) {
   switch (verdict) {
     case heartbeat_verdict::known:
       routes->load(beat.name, beat.incarnation, beat.load);
-      if (beat.failure.empty()) drains.heard(beat);  // else its load says nothing
+      if (beat.failure.empty()) drains.heard(beat);  // the load of a failed node says nothing
       break;
     case heartbeat_verdict::unknown:
     case heartbeat_verdict::stale:
@@ -96,7 +96,7 @@ heartbeat_ack supervisor_state::heard(const heartbeat& beat) {
   return table->ack(verdict);
 }
 
-/// CAF names what ended an actor; the commonest end is said in words.
+/// Renders CAF's exit reason of an actor, the most common one in plain words.
 std::string supervisor_state::why_lost(const caf::error& reason) const {
   if (reason == caf::exit_reason::remote_link_unreachable)
     return "its process is gone, or the connection to it";
@@ -132,13 +132,13 @@ void supervisor_state::report(const node_transition& change) {
   if (change.to != node_state::down) return;
   drains.lost(change.name, change.incarnation);
   if (!reachable || table->reports_failure(change.name)) return;
-  // It is silent, yet its connection stands: should it wake up, this is the first thing it reads.
+  // The node is silent, yet its connection stands: if it wakes up, it reads this message first.
   self->send(it->second.handle, register_again_atom_v);
   forget_peer(change.name);
 }
 
-/// A list goes to as many nodes at once as its length allows, and to the others with the next ticks:
-/// heartbeats are read in between, by the thread that writes the lists.
+/// Sends a list to as many nodes at once as its length allows, and to the others with the next
+/// ticks, since the thread that writes the lists also reads the heartbeats in between.
 void supervisor_state::broadcast() {
   if (auto list = table->take_broadcast(now())) {
     log->debug("membership of epoch {} goes to {} nodes", list->epoch, peers.size());
@@ -146,7 +146,7 @@ void supervisor_state::broadcast() {
     for (const auto& [node, p] : peers) uninformed.insert(node);
   }
   if (uninformed.empty() || !pace.may_tell(now())) return;
-  // A node that registered again without changing anything still has to learn the list as it is.
+  // A node that registered again without a change still has to learn the present list.
   if (told.epoch != table->epoch()) {
     auto list = table->view();
     told = {list.epoch, list.members.size(), caf::make_message(members_atom_v, std::move(list))};
@@ -156,7 +156,7 @@ void supervisor_state::broadcast() {
     const auto it = peers.find(told_last);
     if (it == peers.end()) continue;
     pace.tells(told.entries);
-    // One message for all of them, not a list for each.
+    // All nodes share one message, rather than a list for each.
     const auto to = caf::actor_cast<caf::strong_actor_ptr>(it->second.handle);
     to->enqueue(self->ctrl(), caf::make_message_id(), told.message, self->context());
   }

@@ -45,7 +45,7 @@ supervisor_options supervisor_options_from(const config::deployment& deployment)
   out.routes.retry_budget = deployment.limits.retry_budget;
   out.routes.ease_in = deployment.supervisor.ease_in;
   out.routes.seed = draw_incarnation();
-  // Judged at a twentieth of the interval, yet neither a busy loop nor coarser than a broadcast.
+  // A twentieth of the heartbeat interval, bounded to avoid a busy loop and coarse broadcasts.
   using std::chrono::milliseconds;
   out.tick =
       std::clamp(deployment.supervisor.heartbeat_interval / 20, milliseconds{5}, milliseconds{50});

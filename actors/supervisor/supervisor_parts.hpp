@@ -1,7 +1,7 @@
 #pragma once
 
 /// The parts of the supervisor's actor: one file each for the nodes of its cluster, the requests that
-/// wait for a place, the drains, and what they share. Only the files of the supervisor include this.
+/// wait for a place, the drains, and shared code. Only the supervisor's files include this header.
 
 #include <atomic>
 #include <chrono>
@@ -39,7 +39,7 @@ struct supervisor_state {
   struct peer {
     node_actor handle;
     std::uint64_t incarnation{0};
-    std::string arrival;  ///< from where it registered, and as what
+    std::string arrival;  ///< host, port and pid that it registered from, its replica and stage
   };
   struct pending_placement {
     placement_promise promise;
@@ -53,8 +53,8 @@ struct supervisor_state {
   drain_list drains;
   std::chrono::milliseconds tick_interval{50};
   std::map<std::string, peer> peers;  ///< nodes that are told of changes
-  std::set<std::string> uninformed;   ///< who have not been sent the newest list
-  std::string told_last;              ///< of the nodes that were sent one
+  std::set<std::string> uninformed;   ///< nodes that have not been sent the newest list
+  std::string told_last;              ///< the last node that was sent a list
   struct {
     std::uint64_t epoch{0};
     std::size_t entries{0};
@@ -62,8 +62,8 @@ struct supervisor_state {
   } told;  ///< the last list
   broadcast_budget pace;
   std::shared_ptr<membership_store> store;
-  std::shared_ptr<std::atomic<std::size_t>> nodes_there;     ///< null: nobody wants to know
-  std::shared_ptr<std::atomic<std::uint64_t>> claims_asked;  ///< likewise
+  std::shared_ptr<std::atomic<std::size_t>> nodes_there;     ///< may be null
+  std::shared_ptr<std::atomic<std::uint64_t>> claims_asked;  ///< may be null
   std::uint64_t saved{0};  ///< epoch of the last record that the store was given
   steady_time saved_at{};
   std::unordered_map<ticket_id, pending_placement> waiting;
@@ -74,16 +74,17 @@ struct supervisor_state {
   log_limiter unplaced_requests;
   std::shared_ptr<spdlog::logger> log = logger("supervisor");
 
-  // -- its course, and what the parts share (supervisor.cpp)
+  // -- life cycle, and code that the parts share (supervisor.cpp)
 
   void start(self_pointer me, supervisor_options options);
   void tick();
   void stop();
-  /// Before nodes and claims are judged by the clock: not for time in which nobody could be heard.
+  /// Called before nodes and claims are judged by the clock: excuses time in which the supervisor
+  /// stood still and could hear nobody.
   void forgive_standstill();
-  /// After every event: log what changed, place who can be placed now, tell the nodes.
+  /// After every event: logs changes, places requests that can be placed now, tells the nodes.
   void settle();
-  /// Something happened that people want to know: kept for `troupe events`, and logged.
+  /// Keeps an event of interest to people for `troupe events`, and logs it.
   void note(std::string what, std::string node, std::uint64_t incarnation, std::uint64_t epoch,
             std::string text, spdlog::level::level_enum level = spdlog::level::info);
   void restore();
@@ -103,7 +104,7 @@ struct supervisor_state {
   void forget_peer(const std::string& node);
   [[nodiscard]] std::string why_lost(const caf::error& reason) const;
 
-  // -- requests that want a place (supervisor_placements.cpp)
+  // -- requests for a place (supervisor_placements.cpp)
 
   void place(const placement_request& request, placement_promise promise);
   void deliver(std::vector<served_ticket> served);
@@ -115,11 +116,11 @@ struct supervisor_state {
   drain_reply drain(const drain_request& request);
   drain_reply cancel_drain(const std::string& node);
   void judge_drains();
-  /// To the life that is meant only: another one never sees it.
+  /// Sends the order only to the life that it names.
   void order(const std::string& node, const drain_order& what);
 };
 
-/// What a rate limit held back, behind the sentence that passed.
+/// The number of lines that a rate limit held back, as a suffix for the line that passed.
 [[nodiscard]] std::string more_of(std::uint64_t held_back);
 
 }  // namespace troupe::actors::supervisor_parts

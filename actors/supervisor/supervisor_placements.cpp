@@ -47,7 +47,7 @@ void supervisor_state::deliver(std::vector<served_ticket> served) {
   }
 }
 
-/// A placement says something when an affinity had to leave its replica.
+/// A placement has a sentence if an affinity had to leave its replica.
 void supervisor_state::report(const placement& where) {
   if (where.sentence.empty()) return;
   if (const auto held_back = moves.pass()) {

@@ -8,8 +8,8 @@
 namespace troupe::actors {
 namespace {
 
-/// Pieces that a peer may land ahead of a gap before we call it nonsense: many times what the
-/// batches of an honest one can make, and a bound on the memory that a dishonest one can take.
+/// Pieces that a peer may land ahead of a gap before it is refused: many times what the batches of
+/// an honest peer can make, and a bound on the memory that a dishonest peer can take.
 constexpr std::size_t max_ahead = 65'536;
 
 std::string describe(const cache_slice& slice) {
@@ -155,8 +155,8 @@ session_actions receive_session::batch_completed(transport::batch_id id,
   in_flight_.erase(found);
   if (failure) {
     if (failure->code != errc::grant_revoked) return fence_with(*failure, true);
-    // The peer's word on it is on its way; or its end of the link broke first, and over the next link
-    // this is wanted again.
+    // The peer's abort is on its way; or its end of the link broke first, and this slice will be
+    // pulled again over the next link.
     revoked_ = true;
     again_.push_back(pulled);
     return {};
@@ -172,8 +172,8 @@ session_actions receive_session::batch_completed(transport::batch_id id,
 
 session_actions receive_session::peer_aborted(troupe::error why) {
   if (state_ == state::arrived) {
-    // What became of the source concerns nothing that is here. Said again over the next link, it is
-    // answered by the last word that this side says again there.
+    // The fate of the source does not affect the bytes that are here. If the peer repeats the abort
+    // over the next link, the last word that this side repeats there answers it.
     if (std::exchange(peer_gone_, true)) return {};
     return {send_message{transfer_quiescent{id()}}};
   }
@@ -206,7 +206,7 @@ session_actions receive_session::link_lost(troupe::error why) {
 session_actions receive_session::link_back() {
   if (!goes_on()) return {};
   state_ = state::requested;
-  // What lies behind a gap is posted again with the gap.
+  // The peer posts pieces behind a gap again, together with the gap.
   ahead_.clear();
   landed_batches_ = 0;
   sealed_batches_.reset();
@@ -267,7 +267,7 @@ bool receive_session::empty() const noexcept {
   return request_.token_begin == request_.token_end;
 }
 
-/// Whether a batch of the peer can be what it says, by itself.
+/// Checks the slice of a batch that the peer reports, by itself.
 std::optional<error> receive_session::check(const cache_slice& slice, bool with_state) const {
   const auto wrong = [](const std::string& what) {
     return error{errc::out_of_range, "the prefill side said that " + what};
@@ -289,7 +289,7 @@ std::optional<error> receive_session::check(const cache_slice& slice, bool with_
   return std::nullopt;
 }
 
-/// Takes a slice's tokens as landed in one layer.
+/// Marks a slice's tokens as landed in one layer.
 std::optional<error> receive_session::take(std::uint32_t layer, const cache_slice& slice) {
   auto& front = here_[layer];
   const auto next = ahead_.lower_bound({layer, slice.token_begin});
@@ -387,7 +387,7 @@ transfer_abort receive_session::abort_for(const error& why) const {
   return refused_ ? make_refusal(id(), why) : make_abort(id(), why);
 }
 
-/// The one way into a failure. Does nothing where the transfer is being fenced already.
+/// The only way into a failure. Does nothing if the transfer is being fenced already.
 session_actions receive_session::fence_with(error why, bool tell) {
   session_actions out;
   bool known_to_peer = true;

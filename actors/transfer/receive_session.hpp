@@ -17,13 +17,14 @@ namespace troupe::actors {
 ///   state       event                           next       actions
 ///   ----------  ------------------------------  ---------  -------
 ///   idle        start                           requested  send transfer_request
-///   idle        start, nothing to move          requested  the same: the source must be released
+///   idle        start, nothing to move          requested  send transfer_request: the source must
+///                                                          be released
 ///   idle        local_abort, link_lost, expire  fencing    conclude(failure), fence_transfer: the
 ///                                                          request may hold grants
 ///   requested,  landed (write mode)             receiving  tell_layers
 ///   receiving
 ///   requested,  sealed (write mode), also as    receiving  none while batches are missing
-///   receiving   part of landed, behind it
+///   receiving   part of landed, after it
 ///   requested,  sealed and all its batches      fencing    fence_transfer
 ///   receiving   landed, slice covered
 ///   requested   sealed or offer, either mode,   fencing    fence_transfer
@@ -31,8 +32,8 @@ namespace troupe::actors {
 ///   requested   offer (read mode)               receiving  post_slice per layers, a bounded number
 ///   receiving   batch_completed (read mode)     receiving  tell_layers; after the last: fence
 ///   requested,  link_back                       requested  send transfer_request again, with what
-///   receiving                                              has landed; what was being pulled is
-///                                                          pulled again behind the next offer
+///   receiving                                              has landed; unfinished pulls are
+///                                                          repeated after the next offer
 ///   any live    peer_abort, local_abort,        fencing    transfer_abort unless the peer told us
 ///               link_lost, expire, batch                   or is gone, conclude(failure),
 ///               failure, nonsense of the peer              fence_transfer
@@ -53,14 +54,16 @@ namespace troupe::actors {
 ///   arrived     anything else                   arrived    none
 ///   finished    anything                        finished   none
 ///
-/// Success is concluded only behind the fence: from then on nobody but the engine writes to the
-/// blocks. The source is released only when its transfer can't fail any more, and with it the whole
-/// receive, which may have other sources: until then another receive can have all of it. A fence that stays pending past the deadline turns a success that was not yet told into
-/// `deadline`; an abort of either side that crosses it turns it into that abort. A link that is
-/// lost does not: all is here. What the peer says is checked: slices within the request, no layer
-/// ahead of the layout, no token of a layer twice, sealed or offered once, and nothing missing when
-/// everything that was sealed has landed; else the transfer fails with `out_of_range`. Batches may
-/// land in any order; layers are told in token order.
+/// Success is concluded only after the fence: from then on only the engine writes to the blocks.
+/// The source is released only when neither its transfer nor the whole receive, which may have
+/// other sources, can fail any more; until then another receive can still have the whole source. A
+/// success that was not yet told becomes `deadline` if the fence stays pending past the deadline,
+/// and becomes the abort if an abort of either side crosses the fence. The loss of the link does
+/// not change it, since all bytes have arrived. The peer's messages are checked: slices lie within
+/// the request and its layers within the layout, no token of a layer comes twice, the transfer is
+/// sealed or offered once, and nothing is missing when every sealed batch has landed; else the
+/// transfer fails with `out_of_range`. Batches may land in any order; layers are told in token
+/// order.
 class receive_session {
  public:
   struct options {
@@ -82,21 +85,21 @@ class receive_session {
   [[nodiscard]] session_actions batch_completed(transport::batch_id id,
                                                 const std::optional<troupe::error>& failure);
   [[nodiscard]] session_actions peer_aborted(troupe::error why);
-  /// The source does not have what is asked for, and goes on for others.
+  /// The source does not have what the request wants, and stays available to others.
   [[nodiscard]] session_actions peer_refused(troupe::error why);
   [[nodiscard]] session_actions local_abort(troupe::error why);
-  /// Another source of the receive does not have it: nothing failed at this one.
+  /// Another source of the receive refused the request: nothing failed at this one.
   [[nodiscard]] session_actions refused_elsewhere(troupe::error why);
   [[nodiscard]] session_actions link_lost(troupe::error why);
-  /// The link broke and was made again: no event of the former one follows.
+  /// The link broke and was rebuilt: no event of the former one follows.
   [[nodiscard]] session_actions link_back();
   [[nodiscard]] session_actions quiescent();
-  /// What the other sources of the receive give is here too, and the engine knows.
+  /// The bytes of all other sources of the receive have arrived too, and the engine knows.
   [[nodiscard]] session_actions received_whole();
   [[nodiscard]] session_actions expire(time_point now);
 
   [[nodiscard]] state current() const noexcept { return state_; }
-  /// Whether an offer would be taken: what it says counts only then.
+  /// Whether an offer would be taken. If not, its contents are ignored.
   [[nodiscard]] bool expects_offer() const noexcept {
     return state_ == state::requested && request_.mode == transfer_mode::read && !empty();
   }
@@ -136,14 +139,14 @@ class receive_session {
   bool state_here_{false};
   // read mode
   std::vector<pull> in_flight_;
-  std::vector<pull> again_;  ///< did not come over a link that broke
+  std::vector<pull> again_;  ///< pulls to repeat, which a broken link did not complete
   std::uint32_t next_layer_{0};
   std::uint32_t pulls_{0};
   bool state_pulled_{false};
   bool revoked_{false};  ///< the peer fenced; its reason is on the way
 
   bool told_{false};     ///< the outcome was concluded
-  bool refused_{false};  ///< the failure is of what was asked for, here or of another source
+  bool refused_{false};  ///< the request was refused, here or by another source
   bool peer_gone_{false};
   bool owes_quiescent_{false};  ///< the peer aborted and waits for `transfer_quiescent`
 };

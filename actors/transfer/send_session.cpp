@@ -245,7 +245,7 @@ std::optional<error> send_session::seal(std::uint32_t tokens, std::vector<std::b
   return std::nullopt;
 }
 
-/// Everything of the request is to be posted but what the decode side says that it has.
+/// Sets the whole request to be posted, except what the decode side says has landed.
 std::optional<error> send_session::skip_landed(const transfer_request& request) {
   if (token_begin_ == token_end_) return std::nullopt;
   posted_.assign(options_.layers, token_begin_);
@@ -265,7 +265,7 @@ std::optional<error> send_session::skip_landed(const transfer_request& request) 
   return std::nullopt;
 }
 
-/// Streaming: posts what can be posted, and drains when nothing is left.
+/// Streaming: posts every range that can be posted, and drains when none is left.
 session_actions send_session::advance() {
   session_actions out;
   if (revoked_ || held_) return out;
@@ -297,19 +297,19 @@ session_actions send_session::advance() {
     out.emplace_back(
         send_message{transfer_sealed{transfer_, token_end_, batches_ - batches_before_, aux_}});
   } else {
-    // With the last batch: one frame, one system call, one wake-up of the peer less.
+    // A seal with the last batch saves a frame, a system call and a wake-up of the peer.
     std::get<post_slice>(out.back()).seal = {token_end_, batches_ - batches_before_, aux_};
   }
   return out;
 }
 
-/// The first layers that have the same tokens ready and not posted, as many as one batch takes.
+/// The first layers that have the same tokens ready and not posted, as many as fit into one batch.
 std::optional<cache_slice> send_session::next_range() const {
   const auto end_of = [this](std::uint32_t layer) {
     const auto end = std::min(ready_[layer], token_end_);
     if (options_.tokens_at_once.empty()) return end;
     const auto unit = options_.tokens_at_once[layer];
-    const auto missing = (unit - end % unit) % unit;  // of what the last piece holds
+    const auto missing = (unit - end % unit) % unit;  // tokens that the last unit lacks
     const bool complete = end == token_end_ && (sealed_ || ready_[layer] - end >= missing);
     return complete ? end : end - end % unit;
   };
@@ -335,7 +335,7 @@ post_slice send_session::post(cache_slice slice) {
   return {id, slice, false, std::nullopt};
 }
 
-/// The one way into a failure. Does nothing where the outcome is already known.
+/// The only way into a failure. Does nothing if the outcome is already known.
 session_actions send_session::fence_with(error why, bool tell) {
   session_actions out;
   switch (state_) {

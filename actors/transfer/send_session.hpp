@@ -19,10 +19,11 @@ namespace troupe::actors {
 ///   idle       local_abort, link_lost,        finished   conclude(failure), unpin
 ///              peer_abort, expire
 ///   streaming  start / source_ready / sealed  streaming  post_slice per ready range (write mode),
-///                                                        up to `max_in_flight`; what waits merges
-///   streaming  batch_completed                streaming  post_slice for what waited
+///                                                        up to `max_in_flight`; waiting ranges
+///                                                        merge
+///   streaming  batch_completed                streaming  post_slice for ranges that waited
 ///   streaming  everything posted, sealed      draining   write mode: the seal goes with the last
-///                                                        post_slice if it is posted just now, else
+///                                                        post_slice if that is posted now, else
 ///                                                        send transfer_sealed
 ///   streaming  sealed (read mode)             draining   send_offer
 ///   streaming  sealed, nothing to move        draining   send transfer_sealed of no batches, in
@@ -44,19 +45,20 @@ namespace troupe::actors {
 ///   fencing    anything else                  fencing    none
 ///   finished   anything                       finished   none
 ///
-/// A release that arrives while batches are unacknowledged counts as their acknowledgement. The
-/// done outcome is concluded as soon as the release came: the fence only guards the pins.
+/// A release that arrives while batches are unacknowledged counts as their acknowledgement. `done`
+/// is concluded as soon as the release arrives: the fence only guards the pins.
 ///
-/// A peer that gives up sends its abort and then fences; a batch of ours may be refused by that
-/// fence and say so before the abort is read. So `grant_revoked` is not an outcome: nothing more is
-/// posted, and the abort, the loss of the link, the next link or the deadline tells what happened.
+/// A peer that gives up sends its abort and then fences. That fence may refuse a batch of ours, and
+/// the refusal may be seen before the abort is read. So `grant_revoked` is not an outcome: no more
+/// batches are posted, and the abort, the loss of the link, the next link or the deadline tells
+/// what happened.
 ///
-/// After a rebuild of the link what was in flight is unknown here: the decode side knows what it
-/// has. It asks again, with new grants, and everything else is posted once more. The seal counts the
-/// batches since then.
+/// After a rebuild of the link only the decode side knows which batches have landed. It asks again,
+/// with new grants, and everything that it lacks is posted once more. The seal counts the batches
+/// since then.
 ///
-/// Per-request state is final only when the engine has sealed: it goes with the last batch posted
-/// behind the seal, which has an empty slice when all tokens went before.
+/// Per-request state is final only when the engine has sealed. It goes with the last batch posted
+/// after the seal, which has an empty slice if all tokens were posted before.
 class send_session {
  public:
   struct options {
@@ -65,48 +67,48 @@ class send_session {
     std::uint32_t max_in_flight{8};     ///< batches
     bool has_state{false};              ///< the layout has per-request state tensors
     time_point deadline;
-    /// Tokens that move together, by layer: what is ready is rounded down to them, until the source is
-    /// sealed. Empty: one.
+    /// Tokens that move together, per layer: ready ranges are rounded down to a multiple of them
+    /// until the source is sealed. Empty: one token.
     std::vector<std::uint32_t> tokens_at_once{};
   };
   enum class state : std::uint8_t { idle, streaming, draining, fencing, finished };
 
   explicit send_session(options opts);
 
-  /// The request, with what the source has ready at this moment: `ready[layer]` is the first token
-  /// that is not yet computed in that layer; `sealed_tokens` once the engine sealed. A request for
-  /// more tokens than the sealed source has fails with `out_of_range` at both sides, one that expects
-  /// another beginning of `aux` with `layout_mismatch`.
+  /// Takes the request and the present progress of the source: `ready[layer]` is the first token
+  /// that is not yet computed in that layer; `sealed_tokens` is set once the engine sealed. Fails
+  /// at both sides with `out_of_range` if the request wants more tokens than the sealed source has,
+  /// and with `layout_mismatch` if it expects another beginning of `aux`.
   [[nodiscard]] session_actions start(const transfer_request& request,
                                       std::span<const std::uint32_t> ready,
                                       std::optional<std::uint32_t> sealed_tokens,
                                       std::vector<std::byte> aux);
-  /// The engine computed layers [layer_begin, layer_end) up to `token_end` (exclusive). Never moves
-  /// back.
+  /// The engine computed layers [layer_begin, layer_end) up to `token_end` (exclusive). A smaller
+  /// `token_end` than before is ignored.
   [[nodiscard]] session_actions source_ready(std::uint32_t layer_begin, std::uint32_t layer_end,
                                              std::uint32_t token_end);
-  /// Nothing more will come; all layers are ready up to `tokens`, else the transfer fails with
-  /// `invalid_config` naming the layer. `out_of_range` when the request wants more. A second call
-  /// is ignored.
+  /// The source is complete. All layers must be ready up to `tokens`, else the transfer fails with
+  /// `invalid_config` naming the layer. `out_of_range` if the request wants more. A second call is
+  /// ignored.
   [[nodiscard]] session_actions sealed(std::uint32_t tokens, std::vector<std::byte> aux);
   [[nodiscard]] session_actions batch_completed(transport::batch_id id,
                                                 const std::optional<troupe::error>& failure);
   [[nodiscard]] session_actions peer_released();
   [[nodiscard]] session_actions peer_aborted(troupe::error why);
-  /// The decode side gives up since another source of its receive refused it.
+  /// The decode side gives up because another source of its receive refused.
   [[nodiscard]] session_actions peer_refused(troupe::error why);
   [[nodiscard]] session_actions local_abort(troupe::error why);
   [[nodiscard]] session_actions link_lost(troupe::error why);
-  /// The link broke and was made again: no event of the former one follows.
+  /// The link broke and was rebuilt: no event of the former one follows.
   [[nodiscard]] session_actions link_back();
-  /// The request once more, over the new link. Ignored unless the link is back.
+  /// The repeated request, over the new link. Ignored unless the link is back.
   [[nodiscard]] session_actions asked_again(const transfer_request& request);
   [[nodiscard]] session_actions quiescent();
-  /// `deadline` when the options' time has come.
+  /// Fails with `deadline` once the deadline of the options has passed.
   [[nodiscard]] session_actions expire(time_point now);
 
   [[nodiscard]] state current() const noexcept { return state_; }
-  /// Whether the request, said once more, would be taken: what it says counts only then.
+  /// Whether a repeated request would be taken. If not, its contents are ignored.
   [[nodiscard]] bool waits_to_be_asked() const noexcept { return goes_on() && held_; }
   [[nodiscard]] transfer_id id() const noexcept { return transfer_; }
 
@@ -121,7 +123,7 @@ class send_session {
 
   options options_;
   state state_{state::idle};
-  bool refused_{false};  ///< the failure is of what was asked for, here or of another source
+  bool refused_{false};  ///< the request was refused, here or by another source
   transfer_id transfer_;
   transfer_mode mode_{transfer_mode::write};
   std::uint32_t token_begin_{0}, token_end_{0};
@@ -129,20 +131,21 @@ class send_session {
   std::vector<std::uint32_t> posted_;  ///< per layer, the first token that no batch has taken
   std::vector<transport::batch_id> in_flight_;
   std::uint32_t batches_{0};         ///< posted so far, and the last id
-  std::uint32_t batches_before_{0};  ///< of them, those of links that broke
+  std::uint32_t batches_before_{0};  ///< how many of them were posted over links that broke
   std::vector<std::byte> aux_;
   std::vector<std::byte> expect_;  ///< what `aux_` must begin with
   bool sealed_{false};
-  bool state_due_{false};  ///< state tensors have still to go
+  bool state_due_{false};  ///< the state tensors are still to be posted
   bool revoked_{false};    ///< the peer fenced; its reason is on the way
-  bool held_{false};       ///< the link is another one, and the decode side has not asked again
+  bool held_{false};       ///< the link was rebuilt, and the decode side has not asked again
   bool peer_gone_{false};
   bool owes_quiescent_{false};  ///< the peer aborted and waits for `transfer_quiescent`
 };
 
 [[nodiscard]] std::string_view to_string(send_session::state s) noexcept;
 
-/// `layout_mismatch` unless what the prefill engine sealed with begins as the decode engine expects.
+/// `layout_mismatch` unless the prefill engine's `aux` begins with the bytes that the decode engine
+/// expects.
 [[nodiscard]] std::optional<error> check_expected(std::span<const std::byte> expected,
                                                   std::span<const std::byte> aux);
 

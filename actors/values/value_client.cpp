@@ -33,7 +33,7 @@ void end_with(self_pointer self, troupe::error why) {
   end_with(self, outcome_type{event_failed{std::move(why)}});
 }
 
-/// The peer holds nothing for us any longer, and stores nothing.
+/// Tells the peer to hold nothing for us any longer, and to store nothing.
 void let_go(self_pointer self) {
   const auto& st = self->state;
   if (st.order.verb == value_verb::put || st.order.verb == value_verb::get) {
@@ -41,7 +41,7 @@ void let_go(self_pointer self) {
   }
 }
 
-/// Ends what is not too late to end.
+/// Ends the operation unless it is too late for that.
 void give_up(self_pointer self, troupe::error why) {
   auto& st = self->state;
   if (st.now == phase::fencing || st.now == phase::storing) return;
@@ -49,7 +49,7 @@ void give_up(self_pointer self, troupe::error why) {
   end_with(self, std::move(why));
 }
 
-/// Of a put whose `store_commit` was said and not answered.
+/// The error of a put whose `store_commit` was sent and not answered.
 troupe::error in_doubt(const value_client_state& st, troupe::error why) {
   why.message += "; the last word of the put under key `" + st.order.key +
                  "` was not answered, so it is not known whether the value is stored";
@@ -69,12 +69,13 @@ void tell_outcome(self_pointer self) {
   self->send(st.port, port_event{std::move(said)});
 }
 
-/// With the outcome the value is the caller's again: where the peer may read it, the fence comes first.
+/// The outcome returns the value's memory to the caller: if the peer may read it, the fence comes
+/// first.
 void tell_failure(self_pointer self) {
   if (!self->state.lent) tell_outcome(self);
 }
 
-/// On a copy of the value in memory that every peer reaches.
+/// A grant on a copy of the value in memory that every peer reaches.
 result<grant_wish> grant_on_copy(value_client_state& st) {
   const auto value = st.order.value;
   if (auto room = room_for_copy(*st.context, value.size())) {
@@ -93,7 +94,7 @@ result<grant_wish> grant_on_copy(value_client_state& st) {
   return grant_wish{*region, {{0, value.size(), 0, 1}}, transport::access::read};
 }
 
-/// Where the value lies in registered memory; registers it for the time of the put if nobody has.
+/// A grant on the value itself, which is registered for the time of the put unless it is already.
 result<grant_wish> grant_on_value(value_client_state& st) {
   const auto value = st.order.value;
   auto& endpoint = *st.context->endpoint;
@@ -111,7 +112,7 @@ result<grant_wish> grant_on_value(value_client_state& st) {
   }
   auto registered = register_value(*st.context, value, st.order.key);
   if (!registered) {
-    // What overlaps another put cannot be registered beside it.
+    // Memory that overlaps another put's cannot be registered beside it.
     if (registered.error().code == errc::already_exists) return grant_on_copy(st);
     return fail(registered.error());
   }
@@ -220,7 +221,7 @@ void on_session_message(self_pointer self, session_message& message) {
   }
   switch (st.order.verb) {
     case value_verb::put:
-      if (st.now != phase::storing) return;  // nothing was to be stored yet
+      if (st.now != phase::storing) return;  // no store_commit was sent yet
       let_go(self);
       end_with(self, outcome_type{event_done{{}, st.order.value.size()}});
       return;
@@ -236,7 +237,7 @@ void on_session_message(self_pointer self, session_message& message) {
 void on_completion(self_pointer self, transport::completion& done) {
   auto& st = self->state;
   if (st.now != phase::reading) return;
-  // Its end of the link broke before ours, or it ends: the link will say which.
+  // The peer's end of the link broke before ours, or the peer is ending: the link reports which.
   if (done.failure && done.failure->code == errc::grant_revoked) return;
   if (done.failure) {
     give_up(self, std::move(*done.failure));
@@ -266,7 +267,7 @@ void on_link_is_lost(self_pointer self, link_is_lost& lost) {
   end_with(self, doubtful ? in_doubt(st, std::move(lost.why)) : std::move(lost.why));
   tell_failure(self);
 }
-/// What was granted of the value died with the link, or was never said.
+/// Asks again with a copy. The grant on the value itself ended with the link, or was never sent.
 void grant_copy_instead(self_pointer self) {
   auto& st = self->state;
   const lent_memory::read reading{st.context->lent};
@@ -304,8 +305,9 @@ void on_link_is_back(self_pointer self, link_is_back& back) {
     ask(self);
   }
 }
-/// Where the peer does not reach the value itself: over `shm`, memory that the endpoint has not allocated,
-/// of a process that the peer may not trace. True: the put goes on with a copy.
+/// Continues a put with a copy if the peer does not reach the value itself: over `shm`, memory that
+/// the endpoint has not allocated, of a process that the peer may not trace. Returns whether it
+/// does so.
 bool asks_with_copy(self_pointer self, const troupe::error& why) {
   auto& st = self->state;
   if (st.now != phase::asked || !st.wish || st.copy || st.copy_apart ||
@@ -319,8 +321,8 @@ bool asks_with_copy(self_pointer self, const troupe::error& why) {
 void on_abort_session(self_pointer self, abort_session& abort) {
   auto& st = self->state;
   if (asks_with_copy(self, abort.why)) return;
-  // The link could not take the last word of the put, so the peer has not heard it, unless it was one
-  // that was said again.
+  // The link could not take the put's store_commit, so the peer has not had it, unless this one was
+  // a repetition.
   if (st.now == phase::storing && abort.why.code != errc::aborted && !st.said_again) {
     st.now = phase::asked;
   }

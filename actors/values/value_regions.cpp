@@ -8,7 +8,7 @@ namespace troupe::actors {
 
 namespace {
 
-/// Of a node; a value that finds no room in it is copied to a region of its own.
+/// Bytes per node; a value that finds no room there is copied to a region of its own.
 constexpr std::uint64_t bytes_for_copies = std::uint64_t{16} << 20U;
 
 }  // namespace
@@ -55,7 +55,7 @@ result<value_place> register_value(node_context& context, std::span<const std::b
     ++of.puts;
     return value_place{region, static_cast<std::uint64_t>(value.data() - of.bytes.data())};
   }
-  // The endpoint wants writable memory by type only: what a put grants is reading.
+  // The endpoint's type asks for writable memory, but a put grants only reading.
   auto registered = context.endpoint->register_memory(
       {const_cast<std::byte*>(value.data()), value.size()}, "put " + key);
   if (!registered) return fail(registered.error());

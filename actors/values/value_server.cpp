@@ -51,13 +51,14 @@ void say_held(self_pointer self) {
   ask_link(self, say{store_held{st.transfer.value}, {}});
 }
 
-/// Whether the peer may have taken us for lost since we last said that we hold its put, and told its
-/// caller so. It takes a peer for lost that says nothing for `peer_silence`, and has heard us then.
+/// Whether the peer may have declared us lost, and told its caller so, since we last said
+/// `store_held`. The peer heard us then, and declares us lost after `peer_silence` without a word.
 bool may_count_as_lost(const value_server_state& st) {
   return std::chrono::steady_clock::now() - st.said_held > st.context->settings.peer_silence / 2;
 }
 
-/// Its value may be removed before this ends: what a former read still writes must not meet the next one.
+/// Stores the value. After a second read it is pinned: even if it is removed before this actor
+/// ends, late bytes of the former read must not land in another value.
 result<void> commit(value_server_state& st) {
   if (!st.read_again) return st.room->commit();
   auto pin = st.room->commit_pinned(st.key);
@@ -68,7 +69,7 @@ result<void> commit(value_server_state& st) {
 
 void store(self_pointer self) {
   auto& st = self->state;
-  // Once: an engine that polls seldom is always late.
+  // Only once: an engine that polls seldom is always late.
   if (st.now == phase::held && !st.asked_again && may_count_as_lost(st)) {
     st.asked_again = true;
     say_held(self);
@@ -157,13 +158,13 @@ void on_session_message(self_pointer self, session_message& message) {
   if (std::holds_alternative<store_commit>(message)) store(self);
   if (auto* put = std::get_if<store_put>(&message); put != nullptr) {
     if (st.now == phase::held) say_held(self);
-    // One read over each link: what two of them brought could not be told apart.
+    // One read per link: the bytes of two reads could not be told apart.
     if (st.now == phase::reading && st.room && st.read_over < st.link.epoch && put->source &&
         acceptable(*put) && put->size == st.room->where().length) {
       serve_put(self, *put);
     }
   }
-  // Asked once over each link: each answer pins the value once more.
+  // Answered once per link: each answer pins the value once more.
   if (const auto* get = std::get_if<store_get>(&message);
       get != nullptr && st.now == phase::lending && st.read_over < st.link.epoch)
     serve_get(self, *get);
@@ -177,7 +178,8 @@ void on_link_is_back(self_pointer self, link_is_back& back) {
 void on_completion(self_pointer self, transport::completion& outcome) {
   auto& st = self->state;
   if (st.now != phase::reading || !st.room) return;
-  // Its end of the link broke before ours, and it asks again; or it has given up, and says so.
+  // The peer's end of the link broke before ours, and the peer asks again; or it has given up and
+  // says so.
   if (outcome.failure && outcome.failure->code == errc::grant_revoked) return;
   if (outcome.failure) {
     refuse(self, *outcome.failure);
@@ -201,14 +203,14 @@ void on_link_is_lost(self_pointer self) {
 }
 
 void on_abort_session(self_pointer self, abort_session& refused) {
-  // The link could not carry what was said, or not give the grant that belongs to it.
+  // The link could not carry the message, or not give its grant.
   if (self->state.now != phase::stored) refuse(self, refused.why);
 }
 void on_deadline_reached(self_pointer self) {
   finish(self);
 }
 
-/// Keys that begin with this byte are the store's own (`value_store::scratch`).
+/// Refuses keys that begin with a 0 byte: they are the store's own (`value_store::scratch`).
 std::optional<session_message> refuse_key(const session_message& message) {
   return std::visit(
       []<class Message>(const Message& m) -> std::optional<session_message> {

@@ -12,8 +12,8 @@
 
 namespace troupe::actors {
 
-/// The reply to a peer's operation on our keyed values, when one frame is enough for it; else
-/// nothing, and a `value_server` takes it.
+/// The reply to a peer's operation on our keyed values if one frame is enough for it. Otherwise
+/// empty, and a `value_server` must handle the operation.
 [[nodiscard]] std::optional<session_message> answer_value(node_context& context,
                                                           session_message& message);
 
@@ -21,21 +21,21 @@ namespace troupe::actors {
 [[nodiscard]] store_reply refused_value(std::uint64_t op, const troupe::error& why);
 
 /// Serves one put (takes the value, or reads it from the peer, and stores it when the peer says so)
-/// or one large get (keeps the value pinned while the peer reads it). A reader that is alive may
-/// take its time; one that is gone has lost its link, and with it its pin. When the link was made
-/// again the peer asks again, with the same operation.
+/// or one large get (keeps the value pinned while the peer reads it). A live reader may take its
+/// time; a reader that is gone loses its link, and with it the pin. Once the link is made again, the
+/// peer asks again, with the same operation.
 ///
 ///   state    event                      next     actions
 ///   -------  -------------------------  -------  -------
-///   reading  all of a put is here       held     send store_held
+///   reading  the put has arrived        held     send store_held
 ///   held     store_commit               stored   commit, send the reply; fencing if it is refused
 ///   held     store_commit, but late     held     send store_held again, once
 ///   held     store_put, link was back   held     send store_held again
 ///   stored   store_commit, link was     stored   send the reply again
 ///            back
-///   any      store_release or an abort, fencing  fence; what is not stored is dropped
+///   any      store_release or an abort, fencing  fence; a value that is not stored is dropped
 ///            link lost
-///   fencing  quiescent                  -        send what was refused, quit
+///   fencing  quiescent                  -        send the refusal, if any, and quit
 struct value_server_state {
   enum class phase : std::uint8_t { reading, held, stored, lending, fencing };
 
@@ -47,12 +47,13 @@ struct value_server_state {
   phase now{phase::fencing};
   std::optional<value_store::reservation> room;  ///< of a put
   std::string key;                               ///< of a put
-  std::uint64_t read_over{0};                    ///< the epoch of the link of the read under way
-  bool read_again{false};  ///< over a link that was made again: the first read may still write
+  std::uint64_t read_over{0};                    ///< the link epoch of the read in progress
+  bool read_again{false};  ///< read again over a new link: the first read may still write
   std::chrono::steady_clock::time_point said_held;
-  bool asked_again{false};  ///< `store_held` was said again since `store_commit` was late
-  /// Of a get. More than one when it was asked for again over a link that was made again: what was
-  /// granted over the former one stays where it is. Of a put that was read again: its value's.
+  bool asked_again{false};  ///< `store_held` was repeated because `store_commit` was late
+  /// For a get, the pins of the value: one more each time it is asked for over a new link, because
+  /// the value granted over the former link must stay in place. For a put that was read again, its
+  /// value's.
   std::vector<std::shared_ptr<const void>> pins;
   std::optional<store_reply> reply;  ///< to send once quiescent
   static inline const char* name = "value_server";
@@ -63,7 +64,7 @@ struct value_server_options {
   engine_port_actor port;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;
   link_handle link;
-  session_message message;  ///< a store_put or store_get that `answer_value` left
+  session_message message;  ///< a store_put or store_get that `answer_value` did not answer
 };
 
 [[nodiscard]] session_actor::behavior_type value_server(

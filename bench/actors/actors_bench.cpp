@@ -39,7 +39,7 @@ void give_cost(const control& runner, row r, const std::string& detail = {}) {
   give(runner, r, detail);
 }
 
-/// What alternating rounds measured.
+/// Measurements of alternating rounds.
 struct rounds {
   std::vector<double> mine;
   std::vector<double> theirs;
@@ -74,7 +74,7 @@ struct value_size {
 void values_of(const control& parent, const way& how, const value_size& what,
                bench_cluster& cluster, bare_socket& bare) {
   auto& node = cluster.node();
-  // Large values of an engine lie in memory that is registered: its cache.
+  // Large values of an engine lie in registered memory: its cache.
   std::vector<std::byte> small(std::min<std::size_t>(what.bytes, 64u << 10), std::byte{5});
   std::span<std::byte> bytes{small};
   if (what.bytes > small.size()) bytes = need(node.region(0), "region").first(what.bytes);
@@ -177,7 +177,7 @@ void transfers(const control& parent, const way& how, transfer_mode mode) {
             detail(thousand));
 }
 
-// -- what waits
+// -- idle transfers and nodes
 
 void idle_memory(const control& parent, const std::string& backend) {
   bench_cluster cluster{{.backend = backend}};

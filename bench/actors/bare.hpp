@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the actors are measured against: a TCP socket with nothing around it, and a link of the
-/// transport that nobody but the benchmark uses.
+/// The rivals of the actors: a bare TCP socket, and a link of the transport that only the benchmark
+/// uses.
 
 #include <cstddef>
 #include <memory>

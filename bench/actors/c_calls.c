@@ -1,4 +1,5 @@
-/* What a call of the C ABI costs, in nanoseconds: the floor for bench/python_calls. One line each: NAME NS. */
+/* The cost of a call of the C ABI, in nanoseconds: the floor for bench/python_calls. One line each:
+ * NAME NS. */
 
 #define _POSIX_C_SOURCE 199309L
 #include <stdint.h>

@@ -37,7 +37,7 @@ config::deployment deployment(const cluster_options& options, std::uint16_t port
                     ", retry_window: 0s, max_operations: 100000}\nstages:\n" + stage("prefill") +
                     stage("decode") + "edges:\n  - {from: prefill, to: decode, mode: write}\n";
   auto made = parsed(text);
-  // No file can name both modes for two stages; here each is measured over the same link.
+  // A file cannot name both modes for two stages; here each is measured over the same link.
   made.edges.push_back({"prefill", "decode", config::transfer_mode::read});
   return made;
 }
@@ -58,7 +58,7 @@ std::unique_ptr<engine> start(const cluster_options& options, std::uint16_t port
   wanted.polling = options.polling;
   auto node = need(engine::start(deployment(options, port), name, std::move(wanted)), "node");
   need(node->wait_registered(20s), "registration");
-  // The engine's for good, since transfers name their blocks; and touched, so that memory does not
+  // Kept by the engine, since transfers name their blocks; and touched, so that memory does not
   // grow by the first use of a page.
   (void)need(node->allocate_blocks(options.blocks), "blocks");
   if (device_of(options, name) != "cpu") return node;
@@ -68,7 +68,7 @@ std::unique_ptr<engine> start(const cluster_options& options, std::uint16_t port
   return node;
 }
 
-/// The prefill engine: does what the measuring process says.
+/// The prefill engine: carries out the measuring process's orders.
 class prefill {
  public:
   prefill(const cluster_options& options, std::uint16_t port, const control& parent)
@@ -114,7 +114,7 @@ class prefill {
       if (sealed) need(node_->seal(send, options_.tokens_per_request), "seal");
     }
     live_ += count;
-    std::this_thread::sleep_for(5ms);  // until the actors have taken them in
+    std::this_thread::sleep_for(5ms);  // until the actors have received them
     parent_.put('k');
   }
 

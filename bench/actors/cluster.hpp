@@ -18,15 +18,15 @@ inline constexpr std::size_t segments_per_block = 4;
 inline constexpr std::size_t segment_bytes = 4096;
 inline constexpr std::uint32_t pool_blocks = 4096;
 
-/// What a benchmark has the prefill process do besides.
+/// Additional work of the prefill process for a benchmark.
 class prefill_work {
  public:
   prefill_work() = default;
   prefill_work(const prefill_work&) = delete;
   prefill_work& operator=(const prefill_work&) = delete;
   virtual ~prefill_work() = default;
-  /// Does what a letter says that the cluster does not know, while no send of the cluster's is
-  /// live. Sends that it begins have ended when it returns.
+  /// Handles a letter that the cluster does not know, while none of the cluster's sends is live.
+  /// Sends that it begins have ended when it returns.
   virtual void obey(char command, const control& parent) = 0;
 };
 
@@ -34,8 +34,8 @@ struct cluster_options {
   std::string backend{"shm"};
   bool polling{false};
   std::string model{"{layers: 4, kv_heads: 2, head_dim: 32, dtype: fp16, block_tokens: 16}"};
-  std::uint32_t tokens_per_request{16};  ///< one block of them, in what the cluster offers
-  std::uint32_t blocks{pool_blocks};     ///< the benchmark's, of either pool
+  std::uint32_t tokens_per_request{16};  ///< one block of them, in the cluster's offers
+  std::uint32_t blocks{pool_blocks};     ///< of the benchmark, in each pool
   std::uint64_t pool_bytes{std::uint64_t{64} << 20};
   std::string prefill_device{"cpu"};
   std::string decode_device{"cpu"};
@@ -56,13 +56,13 @@ class bench_cluster {
   [[nodiscard]] engine& node() { return *node_; }
   /// The prefill process, for orders to its `prefill_work`.
   [[nodiscard]] const control& peer() const { return peer_; }
-  /// Makes progress until the peer has something to say.
+  /// Makes progress until a message of the peer waits.
   void until_heard();
-  /// Makes progress for so long.
+  /// Makes progress for this time.
   void rest(std::chrono::milliseconds time);
-  /// The prefill engine offers requests `first` to `first + count - 1` and returns when it has.
+  /// Has the prefill engine offer requests `first` to `first + count - 1`; returns when it has.
   void offer(std::uint64_t first, std::uint64_t count, bool sealed = true);
-  /// Waits until none of its sends is live.
+  /// Waits until none of the prefill engine's sends is live.
   void drain();
   [[nodiscard]] std::uint64_t peer_resident();
   /// Lets a polling peer spin, or sleep while something else is measured.
@@ -72,7 +72,7 @@ class bench_cluster {
   /// Microseconds from `receive` to `done` of requests `first` to `first + count - 1`, one after
   /// the other, into blocks 0 and on: the median.
   [[nodiscard]] double one_by_one(actors::transfer_mode mode, std::uint64_t first, int count);
-  /// Takes events until `done` or `unpinned` has come that far.
+  /// Takes events until `done` or `unpinned` has reached the count.
   void until_done(std::uint64_t outcomes);
   void until_unpinned(std::uint64_t operations);
 

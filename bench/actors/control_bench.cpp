@@ -1,8 +1,8 @@
-// What it costs to say where the bytes of a transfer are: the bytes of its control messages, the time
-// until both sides know what is granted, the memory of that; and what a segment costs to plan and to
-// check, however many there are. No wire: what the two sides do is done in turns here.
-// Prints a JSON array of {name, ours, rival, ratio, unit, wanted, better}; where a limit is absolute,
-// the rival is the limit.
+// The cost of describing where the bytes of a transfer are: the bytes of its control messages, the
+// time until both sides know the grants, and their memory; and the cost to plan and to check a
+// segment, for any number of segments. No wire: the work of the two sides is done in turns here.
+// Prints a JSON array of {name, ours, rival, ratio, unit, wanted, better}; where a limit is
+// absolute, the rival is the limit.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -71,7 +71,7 @@ kvcache::cache_layout layout_of(std::uint32_t regions, std::uint32_t blocks) {
   return layout;
 }
 
-/// Blocks of a pool of twice as many, in no order.
+/// Blocks of a pool of twice as many, in random order.
 std::vector<block_id> shuffled(std::uint32_t count, std::uint64_t seed) {
   std::vector<std::uint32_t> pool(std::size_t{2} * count);
   std::iota(pool.begin(), pool.end(), 0U);
@@ -86,7 +86,7 @@ struct side {
   std::vector<block_id> blocks;
 };
 
-// -- what is said
+// -- control messages
 
 actors::transfer_request request_for(const side& decode, kvcache::token_range tokens) {
   actors::transfer_request request;
@@ -108,7 +108,7 @@ struct costs {
   double bytes{0}, us{0}, memory{0};
 };
 
-/// Of a transfer in write mode, with a batch for each layer.
+/// The costs of a transfer in write mode, with a batch for each layer.
 costs say(const side& decode, const side& prefill, std::uint32_t layers) {
   const kvcache::token_range tokens{0, decode.blocks.size() * std::uint64_t{block_tokens}};
   costs all;
@@ -121,7 +121,7 @@ costs say(const side& decode, const side& prefill, std::uint32_t layers) {
     const auto blocks = kvcache::blocks_of(heard.blocks);
     const auto before = ::mallinfo2().uordblks;
     const auto permitted = need(prefill.geometry.remote_map().bytes_of(tokens, blocks));
-    // What an allocator rounds away counts as one byte.
+    // A difference that the allocator rounds away counts as one byte.
     all.memory = std::max(1.0, static_cast<double>(::mallinfo2().uordblks - before));
     times.push_back(us_since(begin));
     all.bytes = static_cast<double>(frame.size());
@@ -132,7 +132,7 @@ costs say(const side& decode, const side& prefill, std::uint32_t layers) {
   return all;
 }
 
-// -- what a segment costs
+// -- the cost of a segment
 
 struct costs_per_segment {
   double plan{0}, check{0};  // ns
@@ -156,7 +156,7 @@ costs_per_segment move(std::uint32_t segments) {
   grant->region_size = size;
   grant->permitted = need(from.geometry.remote_map().bytes_of(tokens, to)).front();
   std::vector<double> plans, checks;
-  // Small ones often enough for the clock.
+  // Repeats small ones often enough for the clock.
   const auto repeat = std::max<std::uint32_t>(1, 100'000 / segments);
   for (int i = 0; i < rounds; ++i) {
     transport::batch work;
@@ -195,7 +195,7 @@ int main() {
       const auto cost = say(decode, prefill, static_cast<std::uint32_t>(layout.layers.size()));
       const auto& one = in_one.try_emplace(blocks, cost).first->second;
       const auto name = std::to_string(blocks) + " blocks, " + std::to_string(regions) + " regions";
-      // What a grant and a batch take by themselves is lost only beside many blocks.
+      // The fixed cost of a grant and a batch is negligible only beside many blocks.
       const auto wanted = blocks == 8192 ? std::optional{1.0} : std::nullopt;
       rows.push_back(
           {"control bytes per block: " + name, cost.bytes / blocks, 8, wanted, "B", true});

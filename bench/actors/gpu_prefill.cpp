@@ -14,7 +14,7 @@ using transport::xgmi::gpu_site;
 
 namespace {
 
-/// The letters, and what follows each.
+/// The letters of orders, and what follows each.
 constexpr char fill_cache = 'F';    // seed; answered
 constexpr char compute_only = 'C';  // seed, steps; answered with the times
 constexpr char push_ready = 'P';    // name; answered; then any letter: go; answered with the times
@@ -171,7 +171,7 @@ gpu_prefill_orders::pushed gpu_prefill_orders::carry_out(const std::string& name
   const auto outcomes = cluster_.done + 1;
   const auto ended = cluster_.unpinned + 1;
   (void)need(cluster_.node().receive(std::move(spec)), "receive");
-  cluster_.rest(10ms);  // until the sender has been asked
+  cluster_.rest(10ms);  // until the request has reached the sender
   cluster_.peer().put('g');
   cluster_.until_done(outcomes);
   const auto arrived = clock_type::now();

@@ -1,6 +1,6 @@
 #pragma once
 
-/// A prefill engine that computes on a GPU layer by layer, and pushes each behind its kernel.
+/// A prefill engine that computes on a GPU layer by layer, and pushes each layer after its kernel.
 
 #include <cstdint>
 #include <memory>
@@ -19,12 +19,12 @@ struct request_shape {
   std::vector<block_id> blocks{};  ///< of the prefill side's cache
 };
 
-/// What the prefill side saw of one round.
+/// The prefill side's measurements of one round.
 struct prefill_times {
   clock_type::time_point began{};  ///< before the first kernel, or before the layers were ready
-  double host{0};      ///< microseconds until the last kernel had ended, alone, seen by the host
-  double gpu{0};       ///< the same between the first kernel and the last, by the GPU's clock
-  double enqueued{0};  ///< until the host had launched all and said all
+  double host{0};      ///< microseconds until the last kernel had ended, as seen by the host
+  double gpu{0};       ///< the same from the first kernel to the last, by the GPU's clock
+  double enqueued{0};  ///< until the host had launched and reported everything
 };
 
 /// A request's layers on a GPU of this process; its orders are below.
@@ -37,7 +37,7 @@ class gpu_prefill final : public prefill_work {
   void fill(const control& parent);
   void compute(const control& parent);
   void push(const control& parent, bool behind_kernels);
-  /// Launches all layers; the ones of a `send` are said to be ready behind their kernels.
+  /// Launches all layers; those of a `send` are reported as ready after their kernels.
   void launch(std::optional<operation_id> send);
   void progress();
 
@@ -62,17 +62,17 @@ class gpu_prefill final : public prefill_work {
 class gpu_prefill_orders {
  public:
   explicit gpu_prefill_orders(bench_cluster& cluster) : cluster_{cluster} {}
-  /// The whole cache becomes pattern `seed`.
+  /// Fills the whole cache with pattern `seed`.
   void fill(std::uint64_t seed);
-  /// All layers become pattern `seed`, with `steps` of arithmetic each; nothing is moved.
+  /// Fills all layers with pattern `seed`, with `steps` of arithmetic each; nothing is moved.
   [[nodiscard]] prefill_times compute(std::uint64_t seed, std::uint32_t steps);
   struct pushed {
     prefill_times prefill;
     double until_done{0};  ///< microseconds from `began` until the decode engine had `event_done`
   };
-  /// Request `name` into `blocks`: what the cache holds, all layers at once.
+  /// Moves request `name` into `blocks`: the present cache, all layers at once.
   [[nodiscard]] pushed push(const std::string& name, const receive_spec& into);
-  /// The same behind the kernels of each layer, which compute it meanwhile.
+  /// The same, each layer after the kernels that compute it.
   [[nodiscard]] pushed push_behind(const std::string& name, const receive_spec& into,
                                    std::uint64_t seed, std::uint32_t steps);
 

@@ -1,7 +1,7 @@
-// What 1,000 nodes cost their supervisor: a real one in a process of its own, and simulated nodes in
-// some others that register with it and say every second that they live, over real connections.
-// Prints a JSON array of {name, ours, rival, ratio, unit, wanted, better}; where a limit is absolute,
-// the rival is the limit.
+// The cost of 1,000 nodes for their supervisor: a real supervisor in a process of its own, and
+// simulated nodes in others that register and send a heartbeat every second, over real connections.
+// Prints a JSON array of {name, ours, rival, ratio, unit, wanted, better}; where a limit is
+// absolute, the rival is the limit.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -31,7 +31,7 @@ using namespace std::chrono_literals;
 
 struct plan {
   std::size_t nodes{1000};
-  /// In it one list of loads goes to everybody, with 1,000 nodes.
+  /// Long enough for one list of loads to every node, with 1,000 nodes.
   std::chrono::seconds time{50};
 };
 
@@ -51,8 +51,8 @@ config::deployment deployment(std::size_t nodes, std::uint16_t port) {
   return parsed(text);
 }
 
-/// A supervisor as `troupe node` runs it, with its state in a file. Tells its port, then how much of a
-/// processor it has used, in seconds, whenever it is asked.
+/// A supervisor as `troupe node` runs it, with its state in a file. Tells its port, then, whenever
+/// asked, its processor time in seconds.
 void supervise(const plan& of, kind what, std::uint16_t port, const std::string& folder,
                const control& parent) {
   need(actors::init_logging({"info", "supervisor", folder + "/log", 64u << 20, 3}), "log");
@@ -65,7 +65,7 @@ void supervise(const plan& of, kind what, std::uint16_t port, const std::string&
   };
   parent.put(need(host.publish(start(), "127.0.0.1", port), "supervisor"));
   for (;;) {
-    if (parent.get<char>() == 'k') std::_Exit(0);  // as if killed: it closes nothing, nor says why
+    if (parent.get<char>() == 'k') std::_Exit(0);  // as if killed: closes and reports nothing
     parent.put(processor_seconds());
   }
 }
@@ -92,7 +92,7 @@ class cluster {
   cluster(const cluster&) = delete;
   cluster& operator=(const cluster&) = delete;
 
-  /// Of the supervisor's life, in seconds.
+  /// The supervisor's processor time, in seconds.
   [[nodiscard]] double processor() const {
     supervisor_.put('?');
     return supervisor_.get<double>();
@@ -110,7 +110,7 @@ class cluster {
     }
     return all;
   }
-  /// Until every node is registered, and knows that all are up where there is one who says so.
+  /// Waits until every node is registered, and knows that all are up if the supervisor reports it.
   void until_complete() const {
     const auto start = clock_type::now();
     for (;;) {

@@ -21,7 +21,7 @@ namespace {
 
 using namespace transport::xgmi;
 
-/// Does one thing after the other, as the one compute stream of a process does.
+/// Executes tasks in order, like the one compute stream of a process.
 class processor {
  public:
   void give(std::function<void()> work) {
@@ -51,7 +51,7 @@ class processor {
   std::jthread thread_{[this] { run(); }};
 };
 
-/// For the life of the process.
+/// The processor; lives as long as the process.
 processor& the_processor() {
   static auto& only = *std::make_unique<processor>().release();
   return only;

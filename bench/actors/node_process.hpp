@@ -4,10 +4,10 @@
 
 #include "troupe/config/deployment.hpp"
 
-/// What every process of a benchmark over nodes begins with.
+/// The start of every process of a benchmark over nodes.
 namespace troupe::bench {
 
-/// What the text says; the process ends with all that is wrong with it.
+/// Parses the text; if it is invalid, the process ends with all issues.
 [[nodiscard]] config::deployment parsed(const std::string& text);
 
 /// Lines of this process at the level that TROUPE_BENCH_LOG names, else at `level`.

@@ -1,6 +1,6 @@
-// How long the engine that lives waits until it is told of a fault, and until another node has done
-// what the one at fault was to do: killed, frozen and cut-off peers, a dead supervisor. And whether
-// full load alone is ever taken for a fault.
+// How long a surviving engine waits until it is told of a fault, and until another node has done
+// the faulty node's work: killed, frozen and cut-off peers, a dead supervisor. And whether full
+// load alone is ever taken for a fault.
 //
 //   recovery_bench [--rounds N] [--soak SECONDS]
 
@@ -28,10 +28,10 @@ using namespace troupe::bench;
 using namespace std::chrono_literals;
 using troupe::actors::transfer_mode;
 
-/// What is asked for, ms.
+/// The limits, ms.
 constexpr double killed_within = 200;
 constexpr double silent_within = 1000;
-constexpr double carried_within = 500;  ///< of the notice
+constexpr double carried_within = 500;  ///< after the notice
 constexpr double idle_within = 6000;    ///< heartbeat_timeout, which is 5 s, and one more
 
 enum class fault { killed, frozen, cut };
@@ -52,7 +52,8 @@ double ms_between(clock_type::time_point from, clock_type::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-/// In a process of its own, with all its children. What does not come to its end ends the benchmark.
+/// Runs `body` in a process of its own, with all its children. A process that does not end ends the
+/// benchmark.
 template <class Result, class Body>
 Result apart(const Body& body) {
   const auto child = fork_child([&](const control& parent) {
@@ -67,7 +68,7 @@ Result apart(const Body& body) {
   return result;
 }
 
-/// At any moment between two looks of whoever watches.
+/// Sleeps so that the fault comes at a random moment between two checks of the watching side.
 void rest_a_while(recovery_cluster& c) {
   static std::mt19937_64 dice{1};
   c.rest(150ms + std::chrono::milliseconds{dice() % 250});
@@ -92,8 +93,8 @@ times measure(const scenario& s) {
   if (s.what == fault::cut && !recovery_cluster::enter_own_network()) die("no own network");
   const std::string survivor = s.of_prefill ? "decode-0" : "prefill-0";
   const std::string victim = s.of_prefill ? "prefill-0" : "decode-0";
-  // A decode node that could still reach a prefill node which is cut off from another one is not to
-  // be had here: both have one address.
+  // A prefill node that is cut off from one decode node but not from another is not possible here:
+  // both decode nodes have one address.
   const bool carries = s.of_prefill || s.what != fault::cut;
   recovery_cluster c{{s.backend, s.mode, "16MiB", s.what == fault::cut}, survivor};
   c.acquaint("prefill-0", "decode-0");
@@ -122,12 +123,12 @@ times measure(const scenario& s) {
     if (again.failure) die("the second transfer failed: " + to_string(*again.failure));
     taken.carried = ms_between(told.at, again.at);
   }
-  // Those that stand still cannot end with their parent.
+  // Frozen processes cannot end with their parent.
   if (s.what == fault::frozen) c.signal(victim, SIGKILL);
   return taken;
 }
 
-/// Until an idle peer that stands still is no member any more: its link has ended.
+/// Waits until a frozen idle peer is no longer a member: its link has ended.
 times measure_idle(const std::string& backend) {
   recovery_cluster c{{backend, transfer_mode::write, "16MiB", false}, "decode-0"};
   c.acquaint("prefill-0", "decode-0");
@@ -148,7 +149,7 @@ times measure_idle(const std::string& backend) {
 }
 
 struct supervisor_times {
-  double failed{0};  ///< transfers, of those that ran meanwhile
+  double failed{0};  ///< failed transfers, of those that ran meanwhile
   double ran{0};
   double placed{0};  ///< ms from the start of the next supervisor until it places a request
 };
@@ -157,7 +158,7 @@ supervisor_times measure_supervisor(const std::string& backend, transfer_mode mo
   recovery_cluster c{{backend, mode, "16MiB", false}, "decode-0"};
   c.acquaint("prefill-0", "decode-0");
   supervisor_times taken;
-  // One is under way when it dies, and others begin while there is none.
+  // One request is in progress when the supervisor dies, and others begin while there is none.
   c.offer("prefill-0", "0", recovery_cluster::computed::whole);
   c.ask("decode-0", "prefill-0", "0");
   c.signal("supervisor", SIGKILL);
@@ -199,7 +200,7 @@ const char* name_of(fault what) {
   return "";
 }
 
-/// The worst of them against what is asked for; least, median and most go to standard error.
+/// The worst value against the limit; least, median and most go to standard error.
 row worst(const std::string& name, std::vector<double> of, double limit) {
   std::ranges::sort(of);
   std::fprintf(stderr, "%-58s %8.0f /%8.0f /%8.0f ms  (asked for: %.0f)\n", name.c_str(),
@@ -230,7 +231,7 @@ void add_fault(std::vector<row>& rows, const scenario& s, int rounds) {
     rows.push_back(worst(name + ": then elsewhere", std::move(carried), carried_within));
 }
 
-/// So many of something that there should be none of.
+/// A count that should be 0.
 row none_of(const std::string& name, double count, double of) {
   std::fprintf(stderr, "%-58s %8.0f of %.0f\n", name.c_str(), count, of);
   row r;

@@ -55,7 +55,7 @@ std::string hear(const control& from) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Says its process, waits for a port to listen at (0: any), and says which it was.
+/// Reports its process id, waits for a port to listen on (0: any), and reports the port.
 void supervise(const recovery_options& options, const control& parent) {
   parent.put(::getpid());
   init_log("supervisor", log_level);
@@ -83,7 +83,7 @@ operation_id offer_at(engine& node, const std::string& request, recovery_cluster
   spec.request = request;
   spec.blocks = blocks.blocks;
   const auto id = need(node.send(std::move(spec)), "send");
-  // They come back with the end of the send.
+  // The blocks come back at the end of the send.
   need(node.free_blocks(blocks.owner, blocks.blocks), "free");
   const bool whole = so_far == recovery_cluster::computed::whole;
   need(node.layers_ready(id, 0, whole ? layers : layers / 2, tokens), "layers");
@@ -107,7 +107,7 @@ void give_back(engine& node, event& e) {
   }
 }
 
-/// Does what the measuring process says, and whatever becomes of it.
+/// Carries out the measuring process's orders, and handles their outcomes.
 void obey(const recovery_options& options, const std::string& name, const control& parent) {
   parent.put(::getpid());
   const auto node = start(options, parent.get<std::uint16_t>(), name);
@@ -141,7 +141,7 @@ recovery_cluster::recovery_cluster(recovery_options options, std::string survivo
     made.pid = made.orders.get<pid_t>();
     return made;
   };
-  // All of them before this process has threads.
+  // Forks all of them before this process has threads.
   const auto supervisor = [this](const control& parent) { supervise(options_, parent); };
   processes_["supervisor"] = begin(supervisor);
   next_supervisor_ = begin(supervisor);

@@ -1,6 +1,6 @@
 #pragma once
 
-/// A cluster whose processes are killed, stopped and cut off by a benchmark.
+/// A cluster whose processes a benchmark kills, stops and cuts off.
 
 #include <chrono>
 #include <cstdint>
@@ -21,7 +21,7 @@ struct recovery_options {
   std::string backend{"shm"};
   actors::transfer_mode mode{actors::transfer_mode::write};
   std::string pool{"16MiB"};
-  /// Prefill-0 has an address of its own, which `cut_prefill_0` cuts off.
+  /// Gives prefill-0 an address of its own, which `cut_prefill_0` cuts off.
   bool cuttable{false};
 };
 
@@ -32,15 +32,15 @@ class recovery_cluster {
   recovery_cluster(recovery_options options, std::string survivor);
 
   [[nodiscard]] engine& node() { return *node_; }
-  /// To the process of another node, or of "supervisor".
+  /// Sends a signal to the process of another node, or of "supervisor".
   void signal(const std::string& name, int number);
-  /// Another supervisor begins at the address of the former one.
+  /// Starts another supervisor at the address of the former one.
   void next_supervisor();
 
   // -- requests
 
   static constexpr std::uint32_t few_tokens = 64;
-  /// The prefill node has the request: its first half is computed, or, `whole`, all of it.
+  /// Has the prefill node compute the request: its first half, or, with `whole`, all of it.
   enum class computed : std::uint8_t { half, whole };
   void offer(const std::string& prefill, const std::string& request, computed so_far,
              std::uint32_t tokens = few_tokens);
@@ -51,15 +51,15 @@ class recovery_cluster {
     std::optional<troupe::error> failure;
     clock_type::time_point at;
   };
-  /// None: it has not within `limit`.
+  /// None if it has not ended within `limit`.
   [[nodiscard]] std::optional<ending> outcome(const std::string& request,
                                               std::chrono::milliseconds limit);
   void rest(std::chrono::milliseconds time);
-  /// A whole request goes from the one to the other, so that they have a link. One is the survivor.
+  /// Moves a whole request from one to the other, so that they have a link. One is the survivor.
   void acquaint(const std::string& prefill, const std::string& decode);
 
-  /// From here on this process and its children have a network of their own. False: not possible,
-  /// it needs root and `ip`.
+  /// Gives this process and its children a network of their own. Returns false if that is not
+  /// possible: it needs root and `ip`.
   [[nodiscard]] static bool enter_own_network();
   static void cut_prefill_0();
 

@@ -20,7 +20,7 @@ using namespace actors;
 
 namespace {
 
-/// Of all peers of the process; read by its main thread.
+/// Counts of all peers of the process; read by its main thread.
 struct counters {
   std::atomic<std::uint64_t> registered{0}, informed{0}, answered{0}, lists{0}, entries{0};
 };
@@ -190,7 +190,7 @@ void simulate_peers(const std::string& cluster, const std::vector<expected_slot>
     settings.node.pid = static_cast<std::uint32_t>(::getpid());
     const auto actor = host.system().spawn(peer, std::move(settings));
     host.own(actor);
-    // They do not beat in step.
+    // Spreads the heartbeats over time.
     caf::scoped_actor {
       host.system()
       } -> delayed_send(actor, interval * static_cast<std::int64_t>(number++) / slots.size(),

@@ -1,15 +1,15 @@
-// Rows of the actors over GPUs: a prefill engine with its cache on the first GPU of this machine,
-// a decode engine in another process with its cache on the second. What a small transfer takes,
-// and how much of a whole prompt's transfer is left when its layers are pushed behind the kernels
-// that compute them. Targets are poisoned, every byte is checked by kernels.
+// Rows of the actors over GPUs: a prefill engine with its cache on the first GPU of this machine, a
+// decode engine in another process with its cache on the second. Measures a small transfer, and how
+// much of a whole prompt's transfer is left when its layers are pushed after the kernels that
+// compute them. Targets are poisoned, every byte is checked by kernels.
 //
 //   xgmi_actors_bench [small|layers]... [--polling|--events] [--quick]
 //                     [--tokens N] [--latent N] [--compute RATIO] [--copy-blocks N] [--rounds N]
 //
-// --compute: how long a layer's kernel is, in times of a layer's transfer. Prints what it sees to
-// standard error, and the rows for bench/run to standard output. Exit 1: it failed (not two GPUs,
-// a wrong byte), standard error says why. 2: wrong arguments. In a build without GPUs both are
-// doubles: then it shows that it works, and its figures say nothing.
+// --compute: the length of a layer's kernel, in units of a layer's transfer. Prints its
+// observations to standard error, and the rows for bench/run to standard output. Exit 1: it failed
+// (not two GPUs, a wrong byte), standard error says why. 2: wrong arguments. In a build without
+// GPUs both are doubles: then it shows that it works, and its figures say nothing.
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
@@ -68,7 +68,7 @@ std::string name_of(bool polling) {
   return polling ? "polling" : "event-driven";
 }
 
-// -- what there is
+// -- setup
 
 void look(const control&) {
   const auto& runtime = *gpu_site::of_process()->runtime;
@@ -120,7 +120,7 @@ class bare_peer_copy {
   bare_copies pull_;
 };
 
-/// A small transfer that the decode engine has asked for long before it is ready.
+/// A small transfer that the decode engine asked for long before it is ready.
 void waited_for(const control& runner, bench_cluster& cluster, const gpu_cache& cache,
                 bare_peer_copy& bare, const settings& chosen, bool polling) {
   gpu_prefill_orders prefill{cluster};
@@ -194,7 +194,7 @@ void small(const control& runner, const settings& chosen, bool polling) {
   waited_for(runner, cluster, cache, bare, chosen, polling);
 }
 
-// -- layers behind a compute stream
+// -- layers after a compute stream
 
 constexpr std::uint32_t layers = 61;
 constexpr std::uint32_t block_tokens = 64;

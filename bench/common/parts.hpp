@@ -12,10 +12,10 @@
 
 namespace troupe::bench {
 
-/// From a part to the process that runs it; a line for people goes to standard error.
+/// From a part to the process that runs it; a line for readers goes to standard error.
 void give(const control& runner, const row& r, const std::string& detail = {});
 
-/// Runs one part; its rows as JSON. A part that does not come to its end within `limit` after its
+/// Runs one part and returns its rows as JSON. A part that does not end within `limit` after its
 /// last row ends the benchmark, and all of the part's processes with it.
 [[nodiscard]] std::vector<std::string> part(const std::function<void(const control&)>& body,
                                             std::chrono::seconds limit = std::chrono::minutes{15});

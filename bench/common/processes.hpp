@@ -1,6 +1,6 @@
 #pragma once
 
-/// Processes of a benchmark and what they say to each other.
+/// Processes of a benchmark and their messages.
 
 #include <chrono>
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace troupe::bench {
 
 using clock_type = std::chrono::steady_clock;
 
-/// Ends the process; the sentence goes to standard error behind the program's name.
+/// Ends the process; the sentence goes to standard error after the program's name.
 [[noreturn]] void die(const std::string& what);
 
 template <class T>
@@ -31,13 +31,13 @@ inline void need(const result<void>& outcome, const char* doing) {
 [[nodiscard]] double seconds_since(clock_type::time_point start);
 [[nodiscard]] double microseconds_since(clock_type::time_point start);
 [[nodiscard]] double median(std::vector<double> values);
-/// Memory of this process that is resident, bytes.
+/// Resident memory of this process, bytes.
 [[nodiscard]] std::uint64_t resident_bytes();
-/// Processor time that this process has used, seconds.
+/// Processor time of this process, seconds.
 [[nodiscard]] double processor_seconds();
 
-/// One end of a socket pair between a process and its child. When the other end is gone, reading or
-/// writing ends the process: nobody waits for its result any more.
+/// One end of a socket pair between a process and its child. If the other end is gone, reading or
+/// writing ends the process, since its result is no longer wanted.
 struct control {
   int fd{-1};
   void put_bytes(const void* data, std::size_t size) const;
@@ -52,7 +52,7 @@ struct control {
     get_bytes(&value, sizeof value);
     return value;
   }
-  /// With their number before them.
+  /// Preceded by their number.
   void put_list(const std::vector<std::byte>& bytes) const;
   [[nodiscard]] std::vector<std::byte> get_list() const;
   [[nodiscard]] bool readable() const;

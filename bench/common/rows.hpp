@@ -1,6 +1,6 @@
 #pragma once
 
-/// What a benchmark prints for bench/run.
+/// The output of a benchmark for bench/run.
 
 #include <optional>
 #include <string>
@@ -12,15 +12,15 @@ struct row {
   std::string name;
   double ours{0};
   double rival{0};
-  std::optional<double> wanted;  ///< of ours / rival; none: a row without a limit
+  std::optional<double> wanted;  ///< of ours / rival; none: no limit
   const char* unit{""};
   bool lower_is_better{false};
 };
 
 [[nodiscard]] std::string to_json(const row& r);
-/// To standard output, as one JSON array.
+/// Prints the rows to standard output as one JSON array.
 void print(const std::vector<row>& rows);
-/// The same of rows that are JSON already.
+/// The same for rows that are JSON already.
 void print(const std::vector<std::string>& rows);
 
 }  // namespace troupe::bench

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The rival of whatever goes over TCP: a socket pair with nothing around it.
+/// The rival of rows over TCP: a bare socket pair.
 
 #include <utility>
 

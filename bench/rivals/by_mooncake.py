@@ -1,5 +1,5 @@
-"""Mooncake's transfer engine for side.py: the one that its Python API documents, over tcp. Lists go in with each call, for
-nothing is prepared; the call returns when all has moved."""
+"""Mooncake's transfer engine for side.py: the one that its Python API documents, over tcp. Each call takes the lists,
+since nothing is prepared; the call returns when everything has moved."""
 import importlib.metadata
 
 from mooncake.engine import TransferEngine

@@ -1,6 +1,6 @@
-"""NIXL's Python agent for side.py, by UCX: descriptor lists are prepared once, a transfer is posted again and again.
+"""NIXL's Python agent for side.py, by UCX: descriptor lists are prepared once, a transfer is posted repeatedly.
 
-There is no call that waits: a program asks for the state until it is another one.
+There is no call that waits: a program polls the state until it changes.
 """
 import base64
 import importlib.metadata

@@ -4,14 +4,15 @@
     compare.py --troupe PROGRAM --library LIBRARY [--quick] [--only PATTERN] [--rounds N] [--seconds N] [--results FOLDER]
 
 Each contender is two processes (side.py) between which batches of blocks move from scattered places to scattered places,
-written or read by the initiator. In each round a contender has new processes, does every work of the round, and is gone
-when the next one comes, since threads that never sleep would be in the others' way; the order is another one each round.
-The bytes of each work are compared once. A work is tried with one batch at a time, from four threads, and between four
-pairs of processes. Then: what a transfer of two engines takes (`troupe bench`) against the same blocks moved by a rival;
-how long a registration takes; and what an initiator hears, and when, whose target is killed or stopped.
+written or read by the initiator. In each round a contender gets new processes, does every work of the round, and ends
+before the next contender starts, since threads that never sleep would disturb the others; the order changes with each
+round. The bytes of each work are compared once. A work is tried with one batch at a time, from four threads, and
+between four pairs of processes. Then: the time of a transfer between two engines (`troupe bench`) against the same
+blocks moved by a rival; the time of a registration; and what an initiator learns, and when, if its target is killed or
+stopped.
 
-What a rival refuses has its words instead of a figure. All figures, of each round, are in FOLDER/results.json, from
-which plot.py draws. MoRI-IO is not among them: it has no wheel that runs without GPUs of its own kind.
+Work that a rival refuses has its words instead of a figure. All figures, of each round, are in FOLDER/results.json,
+from which plot.py draws. MoRI-IO is not among the rivals: it has no wheel that runs without GPUs of its own kind.
 """
 import argparse
 import contextlib
@@ -39,23 +40,23 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 median = statistics.median
 
 
-# -- what moves, and by whom --------------------------------------------------------------------------------------
+# -- works and contenders --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """`against`: the one of ours that it is compared with; none for ours."""
+    """`against`: our contender that it is compared with; none for ours."""
     name: str
     module: str
     transport: str
     against: str = ""
-    own_memory: bool = False  # that the implementation allocates; else anonymous memory that is registered
+    own_memory: bool = False  # the implementation allocates the memory; else anonymous memory is registered
     polling: bool = False
     environment: dict = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def is_plain(self):
-        """Not one of ours that is only another way to move."""
+        """False for ours with another way to move."""
         return not self.polling and not self.own_memory
 
     @property
@@ -95,7 +96,7 @@ def text_of(size):
 TROUPE, POLLING, OWN, ENGINES = "troupe.io", "troupe.io, polling", "troupe.io, its own memory", "Troupe's engines"
 CONTENDERS = (
     Contender(TROUPE, "by_troupe", "shm"),
-    # By its own choice, which is process_vm_writev here: its agent cannot be made with `UCX_TLS=shm,self`.
+    # The transport of its own choice, process_vm_writev here: its agent cannot be made with `UCX_TLS=shm,self`.
     Contender("NIXL", "by_nixl", "shm", TROUPE),
     Contender(POLLING, "by_troupe", "shm", polling=True),
     Contender(OWN, "by_troupe", "shm", own_memory=True),
@@ -104,13 +105,13 @@ CONTENDERS = (
     Contender("Mooncake", "by_mooncake", "tcp", TROUPE),
     Contender(POLLING, "by_troupe", "tcp", polling=True),
 )
-# Of one transfer of two engines: blocks, layers, KV heads and their size, with 16 tokens of two bytes an element.
+# For one transfer between two engines: blocks, layers, KV heads and their size, with 16 tokens of two bytes an element.
 CACHES = {(3584, 16 * KIB): (128, 28, 2, 128), (224, 16 * KIB): (8, 28, 2, 128), (56, 16 * KIB): (2, 28, 2, 128),
           (2, 4 * KIB): (1, 2, 1, 64)}
 
 
 def works(quick):
-    """By how many pairs move at once."""
+    """The works, by how many pairs move at once."""
     if quick:
         shapes, crowded = [*list(CACHES)[1:], (64, 64 * KIB), (4, MIB)], [(224, 16 * KIB)]
     else:
@@ -127,7 +128,7 @@ def works(quick):
 
 @dataclasses.dataclass
 class Seen:
-    """Of one contender and one work: a figure of each round, or why there is none."""
+    """The results of one contender and one work: a figure for each round, or why there is none."""
     speed: list = dataclasses.field(default_factory=list)  # GB/s
     middle: list = dataclasses.field(default_factory=list)  # microseconds, p50
     high: list = dataclasses.field(default_factory=list)  # microseconds, p99
@@ -161,7 +162,7 @@ class Bench:
         return self.seen.setdefault((contender.transport, contender.name, work), Seen())
 
     def works_for(self, contender, some):
-        """Polling is for those whose latency counts."""
+        """The works of a contender: those that poll do only works that measure latency."""
         if not contender.polling:
             return some
         return [work for work in some if work.bytes <= 256 * KIB and work.threads == work.pairs == 1]
@@ -171,7 +172,7 @@ class Bench:
         return Pair(contender, threads, self._python, self._folder, size)
 
     def round(self, contender, some):
-        """Every work of these once, between processes that the contender begins now."""
+        """Every work of these once, between new processes of the contender."""
         with contextlib.ExitStack() as stack:
             pairs = None
             for work in self.works_for(contender, some):
@@ -185,7 +186,7 @@ class Bench:
                 except Refused as why:
                     seen.refused = str(why)
                     note(f"{contender.transport} {contender.name}: {work}: {why}")
-                    stack.close()  # what it left behind is not known
+                    stack.close()  # its state is unknown
                     pairs = None
 
     def _begin(self, stack, contender, work):
@@ -221,8 +222,8 @@ class Bench:
     # -- engines
 
     def engine_round(self, transport, work):
-        """`troupe bench` of the cache that is as many blocks. Its beginning and end are taken out of the processor's
-        time by a short run."""
+        """`troupe bench` on a cache of as many blocks. A short run measures start and end, which are subtracted from
+        the processor time."""
         contender = Contender(ENGINES, "", transport)
         seen = self.of(contender, work)
         if seen.refused:
@@ -253,7 +254,7 @@ class Bench:
                  "--backend", transport, "--log-level", "error", "--json", results, *more]
         with open(self._folder / "engines.log", "ab") as log:
             child = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            _, code, used = os.wait4(child.pid, 0)  # with what its children used
+            _, code, used = os.wait4(child.pid, 0)  # including its children's usage
             child.returncode = os.waitstatus_to_exitcode(code)
         if child.returncode != 0:
             raise Refused(f"troupe bench ended with {child.returncode}: see engines.log")
@@ -277,10 +278,10 @@ class Bench:
     # -- faults
 
     def fault(self, contender, name, number, patience):
-        """What the initiator hears when the target gets this signal while blocks move."""
+        """What the initiator learns if the target gets this signal while blocks move."""
         seconds, words, left = self.faults.setdefault((name, contender.transport, contender.name), ([], [], []))
         if any(one.startswith("nothing") for one in words):
-            return  # as it will be again
+            return  # the next try would end likewise
         files = []
         try:
             pair = self._pair(contender, 1, 1)
@@ -303,7 +304,7 @@ class Bench:
 
 
 def remove(files):
-    """Bytes that a process left in /dev/shm, which are given back."""
+    """Removes files that a process left in /dev/shm, and returns their bytes."""
     left = 0
     for file in map(pathlib.Path, files):
         with contextlib.suppress(OSError):
@@ -321,7 +322,7 @@ def note(text):
 
 
 def registered_bytes(quick):
-    """16 GiB, or what fits beside all else in half of the memory that is free."""
+    """16 GiB, or what fits into half of the free memory."""
     with open("/proc/meminfo", encoding="ascii") as file:
         [free] = [int(line.split()[1]) * KIB for line in file if line.startswith("MemAvailable:")]
     return max(1, min(1 if quick else 16, free // 2 // GIB)) * GIB
@@ -356,14 +357,14 @@ def run(asked, bench, contenders):
 
 # -- results ------------------------------------------------------------------------------------------------------
 
-# What is said of each work: the field of Seen, unit, which is better, what is wanted.
+# The rows for each work: the field of Seen, unit, which is better, what is wanted.
 MEASURES = (("speed", "GB/s", "higher", 1.0), ("middle", "us", "lower", 1.0), ("high", "us", "lower", 1.0),
             ("processor", "s/GB", "lower", 1.0))
 WORDS = {"speed": "", "middle": ", p50", "high": ", p99", "processor": ", processor"}
 
 
 def row(name, ours, rival, unit, better="lower", wanted=1.0, says=""):
-    """Of two figures, of which either may be none."""
+    """A row of two figures, of which either may be missing."""
     ratio = ours / rival if ours is not None and rival else None
     return {"name": name, "ours": ours, "rival": rival, "ratio": ratio, "unit": unit,
             "wanted": wanted if rival is not None else None, "better": better, **({"says": says} if says else {})}
@@ -421,7 +422,7 @@ def rows_of_works(bench, rival, ours, listed):
 
 
 def rows_of_seconds(name, ours, its):
-    """Of values that are seconds or words."""
+    """Rows of values that are seconds or words."""
     seconds = [[one for one in some if not isinstance(one, str)] for some in (ours, its)]
     words = [one for some in (ours, its) for one in some[-1:] if isinstance(one, str)]
     mine, rival = [median(some) if some else None for some in seconds]
@@ -429,7 +430,7 @@ def rows_of_seconds(name, ours, its):
 
 
 def details_of(bench, asked):
-    """All that was seen, for plot.py and for people."""
+    """All results, for plot.py and for readers."""
     some = []
     for (transport, name, work), seen in bench.seen.items():
         some.append({"transport": transport, "contender": name, "direction": "write" if work.write else "read",
@@ -458,7 +459,7 @@ def main():
     asked = parser.parse_args()
     asked.seconds = asked.seconds or (0.1 if asked.quick else 0.3)
     asked.patience = asked.patience or (8 if asked.quick else 45)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the processes' ends, and of the rows
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes are ended and the rows are printed
     with contextlib.ExitStack() as stack:
         folder = asked.results or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -472,7 +473,7 @@ def main():
             return 1
         try:
             run(asked, bench, contenders)
-        finally:  # who stops it half an hour later has what was measured by then
+        finally:  # a run that is stopped late still prints what it has measured
             (folder / "results.json").write_text(json.dumps(details_of(bench, asked), indent=1) + "\n")
             print(json.dumps(list(rows_of(bench, contenders))), flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""Pairs of processes that side.py is, and what the driver asks of them."""
+"""Pairs of processes that run side.py, and the driver's orders to them."""
 import contextlib
 import json
 import os
@@ -12,11 +12,11 @@ import time
 from refused import Refused
 
 HERE = pathlib.Path(__file__).resolve().parent
-PATIENCE = 120  # seconds until a side that says nothing is given up
+PATIENCE = 120  # seconds until a silent side is given up
 
 
 class Process:
-    """One side. What it and its implementation log goes to a file."""
+    """One side. Its log and its implementation's go to a file."""
 
     def __init__(self, contender, name, threads, python, folder):
         options = {"name": name, "own_memory": contender.own_memory, "polling": contender.polling,
@@ -43,7 +43,7 @@ class Process:
             raise Refused(self._end()) from None
 
     def received(self, patience=PATIENCE):
-        """The answer to the oldest order without one."""
+        """The answer to the oldest unanswered order."""
         end = time.monotonic() + patience
         out = self._child.stdout.fileno()
         while b"\n" not in self._rest:
@@ -81,7 +81,7 @@ class Process:
         return self._with_log(f"its process {how}")
 
     def _with_log(self, words):
-        """With the last error that was logged: some implementations say no more than a number otherwise."""
+        """Adds the last error in the log: some implementations otherwise say no more than a number."""
         text = self._log.read_bytes()[self._log_begin:].decode(errors="replace")
         logged = [line for line in text.splitlines() if re.match(r"[EF]\d{4}|.*\b(ERROR|error|Error)\b", line)]
         if not logged:
@@ -114,7 +114,7 @@ class Pair:
         return side
 
     def plan(self, work):
-        """Batches that differ, as far as the memory has room for them: what was moved just now is in a cache."""
+        """Batches that differ, as far as memory allows: bytes that were just moved are in a cache."""
         batches = max(1, min(8, self._size // work.bytes))
         return self.initiator.ask("plan", write=work.write, count=work.count, size=work.size, seed=work.seed,
                                   batches=batches)["seconds"]

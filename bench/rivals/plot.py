@@ -2,7 +2,7 @@
 """Draws what compare.py measured: plot.py RESULTS.json > docs/rivals.svg
 
 Above: GB/s over the size of a block, batches of 256 blocks (16 from 16 MiB on), one at a time. Below: p50 of one block.
-Each for shm and tcp, written and read. Both axes are logarithmic. A place without a figure is one that was refused.
+Each for shm and tcp, written and read. Both axes are logarithmic. A missing point is a work that was refused.
 """
 import html
 import json

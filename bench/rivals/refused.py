@@ -1,4 +1,4 @@
-"""What an implementation, or its process, says that did not do what it was asked for."""
+"""The words of an implementation, or its process, that did not do what it was asked for."""
 
 
 class Refused(Exception):

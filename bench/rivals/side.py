@@ -32,13 +32,13 @@ import zlib
 
 import numpy as np
 
-LINE = 512  # bytes of the pattern that differ from the next ones
+LINE = 512  # of the pattern before it changes
 MOST_LATENCIES = 20_000  # in an answer
 FEWEST_MOVES = 3
 
 
 class Blocks:
-    """Blocks of `size` bytes at places of a memory of `total` bytes that are drawn from a seed, for both sides."""
+    """Blocks of `size` bytes in a memory of `total` bytes, at places drawn from a seed that both sides share."""
 
     def __init__(self, total, count, size, seed):
         slots = total // size
@@ -62,7 +62,7 @@ class Blocks:
 
 
 def ordinary_memory(size):
-    """As an engine has it: anonymous and private."""
+    """Memory as an engine has it: anonymous and private."""
     held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(held, np.uint8)
 
@@ -72,7 +72,7 @@ def array_at(address, size):
 
 
 def fill(array, seed):
-    """No two lines alike."""
+    """Fills an array so that no two lines are equal."""
     tile = np.frombuffer(random.Random(seed).randbytes(1 << 20), np.uint8)
     for begin in range(0, len(array), len(tile)):
         array[begin:begin + len(tile)] = tile[:len(array) - begin]
@@ -163,7 +163,7 @@ class Orders:
                 moved += size
                 turn += 1
             done[number] = latencies, moved
-        except Exception as error:  # whatever an implementation raises is what it has to say
+        except Exception as error:  # any exception counts as the implementation's words
             done[number] = error
 
     def endless(self):
@@ -214,7 +214,7 @@ def words_of(error):
 
 
 def next_order(implementation, polling):
-    if polling:  # nothing moves at a target that polls unless it does
+    if polling:  # a polling target must make the progress itself
         while not select.select([0], [], [], 0)[0]:
             implementation.poll()
     return sys.stdin.buffer.readline()
@@ -244,7 +244,7 @@ def main():
         except Exception as error:
             answer({"refused": words_of(error)})
     answers.flush()
-    os._exit(0)  # how an implementation ends in good order is not what is measured
+    os._exit(0)  # a clean end of an implementation is not measured
 
 
 if __name__ == "__main__":

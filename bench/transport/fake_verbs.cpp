@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <valgrind/callgrind.h>
 
-// The library's headers make macros of some of what is defined here.
+// The library's headers define macros for some of the functions here.
 #undef ibv_query_port
 #undef ibv_reg_mr
 
@@ -20,7 +20,7 @@ namespace {
 
 bool collecting = false;
 
-/// The time in which the device works: not the caller's.
+/// While it lives, the device works, and no instructions are charged to the caller.
 class device_at_work {
  public:
   device_at_work() {
@@ -241,7 +241,7 @@ ibv_mr* ibv_reg_mr(ibv_pd* domain, void* at, std::size_t bytes, int /*rights*/) 
   return made;
 }
 
-// What the header makes of a call with rights that are not known before it runs.
+// The function that the header calls if the rights are not known at compile time.
 ibv_mr* ibv_reg_mr_iova2(ibv_pd* domain, void* at, std::size_t bytes, std::uint64_t /*iova*/,
                          unsigned int rights) {
   return ibv_reg_mr(domain, at, bytes, static_cast<int>(rights));

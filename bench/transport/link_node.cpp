@@ -60,7 +60,7 @@ link_node make_node(const control& peer, const node_plan& plan) {
   while (!n.said->up) {
     plan.workers == 0 ? static_cast<void>(n.place->poll()) : std::this_thread::yield();
   }
-  // Only a link that is up grants, and what it grants names it.
+  // Only a link that is up can grant, and its grants name it.
   const auto grant =
       need(n.wire->grant(n.region, {{0, plan.memory, 0, 1}}, access::read_write, transfer_id{1}),
            "grant");

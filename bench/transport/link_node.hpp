@@ -52,17 +52,17 @@ struct node_plan {
 /// Both processes make the same nodes in the same order, the measuring one as initiator.
 [[nodiscard]] link_node make_node(const control& peer, const node_plan& plan);
 
-/// What every batch of a benchmark begins with.
+/// A new batch of a benchmark.
 [[nodiscard]] transport::batch new_batch(transport::batch_id id, transport::direction dir);
 
-/// Posts what `next` makes, `at_once` batches under way, until it makes nothing more and all have
-/// completed: their number. The thread that takes a completion posts the next batch.
+/// Posts the batches that `next` makes, `at_once` in flight, until it makes no more and all have
+/// completed; returns their number. The thread that takes a completion posts the next batch.
 [[nodiscard]] std::uint64_t stream(link_node& n, std::size_t at_once,
                                    const std::function<std::optional<transport::batch>()>& next);
 
-/// A message is a write of `bytes` with a frame of 8: half of the time from `post` here until the
-/// peer's message is in `on_frame` here, microseconds, median of `count`. Polls. The peer is in
-/// `answer_rounds`.
+/// Latency of a message, which is a write of `bytes` with a frame of 8: half of the time from
+/// `post` here until the peer's message is in `on_frame` here, microseconds, median of `count`.
+/// Polls. The peer is in `answer_rounds`.
 [[nodiscard]] double message_latency(link_node& n, std::uint64_t bytes, int count);
 
 /// The other process: answers every message with one as large, polling from one word of the parent

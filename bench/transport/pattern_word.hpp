@@ -1,6 +1,6 @@
 #pragma once
 
-/// The pattern that memory of GPUs is filled and checked with. Read by device compilers too.
+/// The pattern with which GPU memory is filled and checked. Read by device compilers too.
 
 #include <cstdint>
 
@@ -12,7 +12,7 @@
 
 namespace troupe::bench {
 
-/// What memory is filled with that nothing may touch.
+/// The poison in memory that must not be touched.
 constexpr unsigned char poison = 0xa5;
 
 /// Eight bytes of pattern `seed`, the lowest first: each depends on its place and on the seed.

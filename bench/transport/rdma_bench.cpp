@@ -1,6 +1,6 @@
 // Rows of the rdma backend. Each measures ours and a tool of perftest that does the same work over
 // the same devices, in turns. Prints a JSON array of {name, ours, rival, ratio, unit, wanted,
-// better}. Runs where devices are: bench/run starts it in the machine of tests/verbs.
+// better}. Needs devices: bench/run starts it in the machine of tests/verbs.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -91,7 +91,7 @@ const std::array bandwidths{
               0.95},
 };
 
-/// One run of a tool: MB/s or microseconds. Nothing: it measured nothing this time.
+/// One run of a tool: MB/s or microseconds. Empty if it measured nothing this time.
 std::optional<double> rival_of(const settings& with, const char* tool, std::uint64_t bytes,
                                std::uint64_t count) {
   const auto command =

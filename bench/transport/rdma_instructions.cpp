@@ -1,7 +1,7 @@
-// How many instructions of ours it takes to have 64 KiB blocks moved over rdma, beside those of the
-// verbs library and the device: both ends of a link in one process, over a device that is none
-// (fake_verbs.hpp). To be run under callgrind, which writes one file for each part; bench/run does
-// that. The name of a part says over how many blocks it went.
+// The number of our instructions to move 64 KiB blocks over rdma, without those of the verbs
+// library and the device: both ends of a link in one process, over a fake device (fake_verbs.hpp).
+// Run it under callgrind, which writes one file for each part; bench/run does that. The name of a
+// part contains its number of blocks.
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -55,7 +55,7 @@ class two_ends {
                                  transfer_id{1}),
              "grant"));
     initiator_.said->when_completed = [this] { ++completed_; };
-    for (int i = 0; i < 16; ++i) round();  // the keys to the grant come
+    for (int i = 0; i < 16; ++i) round();  // the keys to the grant arrive
   }
 
   /// Posts `batches` batches with blocks `distance` bytes apart, and waits for each.
@@ -81,7 +81,8 @@ class two_ends {
     }
   }
 
-  /// Posts writes of 8 bytes with a frame, one at a time: to post one, and to take one at the target.
+  /// Posts writes of 8 bytes with a frame, one at a time: measures posting one, and taking one at
+  /// the target.
   void small(const char* what) {
     constexpr int count = 1000;
     for (const bool posting : {true, false}) {

@@ -12,7 +12,7 @@ using namespace transport;
 
 namespace {
 
-/// The same few MiB again and again, as perftest has it: in emulation the processor moves the bytes.
+/// The same few MiB repeatedly, as in perftest: in emulation the processor moves the bytes.
 constexpr std::uint64_t region_bytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t most_bytes_in_flight = std::uint64_t{4} << 20;
 constexpr std::size_t message_bytes = 8;

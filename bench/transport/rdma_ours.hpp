@@ -10,14 +10,14 @@
 
 namespace troupe::bench {
 
-/// Where each process stands, and over how many queue pairs a link goes.
+/// The device of each process, and the number of queue pairs of a link.
 struct rdma_places {
   std::string near;  ///< device of the measuring process
   std::string far;
   std::uint32_t lanes{1};
 };
 
-/// What one bandwidth row moves.
+/// The load of one bandwidth row.
 struct rdma_work {
   transport::direction dir{transport::direction::write};
   std::uint64_t block{0};       ///< bytes of a segment
@@ -40,7 +40,7 @@ inline constexpr std::uint64_t rdma_blocks_per_batch = 64;
 [[nodiscard]] double rdma_latency(link_node& n, int count);
 
 /// The other process: the far ends of one node with a progress thread and of one that is polled
-/// between two bytes from the parent, and answers writes.
+/// between two bytes from the parent and answers writes.
 [[noreturn]] void rdma_child(const control& parent, const rdma_places& places);
 
 }  // namespace troupe::bench

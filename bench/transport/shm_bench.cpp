@@ -128,7 +128,7 @@ void join(node& self, incarnation peer, int line) {
   while (!self.sink->up) self.place->poll();
 }
 
-/// A grant over one whole region, in the little that this program needs of it.
+/// A minimal grant over one whole region.
 struct flat_grant {
   std::uint64_t id, owner, region_size;
   std::uint32_t region;
@@ -160,7 +160,7 @@ std::shared_ptr<const remote_grant> receive_grant(int line) {
 struct alignas(64) flags {
   alignas(64) std::atomic<std::uint64_t> ping;
   alignas(64) std::atomic<std::uint64_t> pong;
-  alignas(64) std::atomic<std::uint32_t> phase;  ///< what the target shall do
+  alignas(64) std::atomic<std::uint32_t> phase;  ///< what the target must do
 };
 
 enum phase : std::uint32_t { serve = 0, echo_flags, echo_frames, leave };

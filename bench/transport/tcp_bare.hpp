@@ -1,8 +1,8 @@
 #pragma once
 
 /// The rival of the tcp rows: two processes that hold the same scattered blocks and move them with
-/// nothing but writev and readv (256 blocks a call), one acknowledgement per batch and as many
-/// batches in flight as we have.
+/// only writev and readv (256 blocks a call), one acknowledgement per batch and as many batches in
+/// flight as ours.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace troupe::bench {
 
 class bare_stream {
  public:
-  /// Over a connected socket that stays the caller's. Takes memory of the size of a region.
+  /// Uses a connected socket, which the caller owns. Allocates memory of the size of a region.
   explicit bare_stream(int fd);
 
   /// GB/s of scattered blocks to or from the child.
@@ -26,7 +26,7 @@ class bare_stream {
                                   std::size_t block);
   /// Half of a round trip of 4 KiB, microseconds, p50; the answer is polled for.
   [[nodiscard]] double latency(const control& child, int count) const;
-  /// What the child does until its parent is gone.
+  /// Runs the child until its parent is gone.
   [[noreturn]] void serve(const control& parent);
 
  private:

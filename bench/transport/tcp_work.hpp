@@ -1,6 +1,6 @@
 #pragma once
 
-/// The work that ours and the rival of the tcp rows do alike.
+/// The work of the tcp rows, the same for ours and the rival.
 
 #include <chrono>
 #include <cstddef>
@@ -15,7 +15,7 @@ inline constexpr std::size_t batches_in_flight = 4;
 inline constexpr std::size_t message_size = 4096;  ///< of the latency rows
 inline constexpr auto round_time = std::chrono::milliseconds{250};
 
-/// The order in which the blocks of a region are used: no two neighbours follow each other.
+/// The order in which the blocks of a region are used: adjacent blocks are never consecutive.
 [[nodiscard]] std::vector<std::uint64_t> scattered(std::size_t block);
 
 }  // namespace troupe::bench

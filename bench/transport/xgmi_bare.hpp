@@ -1,6 +1,6 @@
 #pragma once
 
-/// The rival of whatever GPUs copy: the driver's own copies, with nothing around them.
+/// The rival of GPU copies: the driver's own, bare.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace troupe::bench {
 
-/// What copies out of a memory read, and what copies into it write.
+/// The addresses that copies out of a memory read, and that copies into it write.
 struct copy_ends {
   const std::byte* source{nullptr};
   std::byte* target{nullptr};
@@ -23,7 +23,7 @@ struct copy_ends {
 /// Microseconds for copies by the driver on one stream, from the first call until the last byte.
 class bare_copies {
  public:
-  /// By the GPU `gpu`, which `here` is the memory of.
+  /// Copies by GPU `gpu`, to whose memory `here` belongs.
   bare_copies(transport::xgmi::gpu_runtime& runtime, std::uint32_t gpu, copy_ends here,
               copy_ends there);
   bare_copies(const bare_copies&) = delete;

@@ -29,7 +29,7 @@ constexpr int rounds = 9;
 constexpr std::uint64_t kib = 1024;
 constexpr std::uint64_t mib = 1024 * kib;
 
-// -- what the parent tells the child
+// -- orders from the parent to the child
 
 enum class task : std::uint32_t { join, drop, prepare, check, check_parts, write, pools, leave };
 
@@ -45,7 +45,7 @@ struct verdict {
   std::uint64_t first{0};
 };
 
-/// What came of moving `of` into the target here.
+/// Checks the result of moving `of` into the target here.
 verdict judge(const gpu_memory& memory, const shape& of, direction dir, std::uint64_t seed) {
   use_gpu(memory.gpu);
   verdict said;
@@ -225,7 +225,8 @@ void bench_run::check_all() {
   check({.length = 16 * kib, .count = 6400, .batches = 100});  // 100 in flight
   check({.length = 3, .count = 1000, .from_shift = 1, .batches = 10});
   check_parts();
-  // Both directions at once: the child writes its source into our target as we write ours into its.
+  // Both directions at once: the child writes its source into our target while we write ours into
+  // its.
   const shape of{.length = 64 * kib, .count = 4096, .batches = 8};
   const auto segments = segments_of(of);
   other.put(order{task::write, of, 0});
@@ -357,7 +358,7 @@ void bench_run::speed(bare_copies& bare) {
   }
   both_directions();
   small(bare);
-  // The rival that a transfer engine without a kernel is.
+  // The rival: a transfer engine without a kernel.
   const auto segments = segments_of({.length = 64 * kib, .count = 16'384});
   const shape whole{.length = 64 * kib, .count = 16'384, .batches = 32};
   std::vector<double> mine, rival;
@@ -389,7 +390,7 @@ int main(int argc, char** argv) {
     }
   }
   if (wanted.empty()) wanted = {"check", "speed"};
-  // Before any driver is asked: one that a fork doubled is of no use.
+  // Before any driver is initialised: a forked driver is unusable.
   const auto other = fork_child(child);
   bench_run run{.other = other};
   for (const auto& gpu : run.memory.site->runtime->devices()) {

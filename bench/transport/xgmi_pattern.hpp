@@ -1,7 +1,7 @@
 #pragma once
 
-/// What a benchmark of GPU memory fills and checks it with: kernels, so that every byte can be looked
-/// at. All on the GPU that was made current; a driver's error ends the process.
+/// Kernels that fill and check GPU memory, so that every byte can be checked. All run on the
+/// current GPU; a driver's error ends the process.
 
 #include <cstdint>
 
@@ -15,13 +15,13 @@ struct moved_range {
 };
 
 void use_gpu(std::uint32_t index);
-/// Byte `i` of `memory` becomes byte `first + i` of pattern `seed`.
+/// Sets byte `i` of `memory` to byte `first + i` of pattern `seed`.
 void fill_pattern(void* memory, std::uint64_t bytes, std::uint64_t first, std::uint64_t seed);
 void fill_poison(void* memory, std::uint64_t bytes);
-/// How many bytes of the ranges are wrong. Afterwards they are poisoned again.
+/// The number of wrong bytes in the ranges, which are poisoned again afterwards.
 [[nodiscard]] std::uint64_t wrong_bytes(void* target, const moved_range* moved, std::uint64_t count,
                                         std::uint64_t seed);
-/// How many bytes are not poison any more. Where the first of them is goes to `first`.
+/// The number of bytes that are no longer poison. `first` gets the position of the first one.
 [[nodiscard]] std::uint64_t touched_bytes(const void* memory, std::uint64_t bytes,
                                           std::uint64_t* first);
 

@@ -1,4 +1,4 @@
-// What the kernels do, done by the processor: to memory of GPUs that are doubles.
+// The kernels' work, done by the processor on memory of GPU doubles.
 
 #include <cstring>
 

@@ -90,7 +90,7 @@ gpu_end gpu_end::join(const control& peer, const gpu_memory& memory, bool dials,
     mine.id = peer.get<std::uint64_t>();
     mine.key = peer.get_list();  // both register in the same order: the numbers are the same
     made.theirs.push_back(std::make_shared<const remote_grant>(std::move(mine)));
-    // A socket holds no more than some messages about regions: read those that came.
+    // A socket holds only a few messages about regions: read those that arrived.
     for (int round = 0; round < 100; ++round) made.place->poll();
   }
   return made;
@@ -117,7 +117,7 @@ void gpu_end::close() {
 
 std::vector<segment> segments_of(const shape& of) {
   constexpr std::uint64_t unit = 64;
-  // Each block has a place of its own on each side, with a gap that nobody may touch behind it.
+  // Each block has a place of its own on each side, followed by a gap that must not be touched.
   const auto rows = of.strided != 0 ? std::uint64_t{16} : 1;
   const auto row_distance = of.strided != 0 ? of.length * 3 : 0;
   const auto extent = (rows - 1) * row_distance + of.length + of.from_shift + of.to_shift;

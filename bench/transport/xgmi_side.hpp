@@ -16,9 +16,10 @@
 
 namespace troupe::bench {
 
-/// Of each of the two large regions of a process: what is read and what is written.
+/// The size of each of a process's two large regions: the one that is read and the one that is
+/// written.
 inline constexpr std::uint64_t pool_bytes = std::uint64_t{1} << 30;
-/// Regions that are parts of one allocation, each at 64 MiB from the last.
+/// Regions that are parts of one allocation, 64 MiB apart.
 inline constexpr std::uint32_t parts = 40;
 inline constexpr std::uint64_t part_distance = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t part_bytes = std::uint64_t{1} << 20;
@@ -29,17 +30,17 @@ struct gpu_memory {
   std::uint32_t gpu{0};
   std::byte* source{nullptr};
   std::byte* target{nullptr};
-  std::byte* allocation{nullptr};  ///< that the parts lie in
+  std::byte* allocation{nullptr};  ///< that contains the parts
 
   /// The first GPU of this process, or the last.
   [[nodiscard]] static gpu_memory take(bool last);
-  /// Sources hold the pattern `seed`, targets poison.
+  /// Fills sources with the pattern `seed`, targets with poison.
   void prepare(std::uint64_t seed) const;
 };
 
 enum class which : std::uint32_t { source, target, first_part };
 
-/// One end of a link and what it needs.
+/// One end of a link and its resources.
 struct gpu_end {
   struct sink;
   std::unique_ptr<transport::endpoint> place;
@@ -69,19 +70,19 @@ struct gpu_end::sink final : transport::link_sink {
   std::uint64_t frames{0};
 };
 
-/// Blocks that lie scattered on both sides, the same in both processes for the same numbers.
+/// Blocks scattered on both sides, equal in both processes for equal numbers.
 struct shape {
   std::uint64_t length{0};
   std::uint32_t count{0};
-  std::uint32_t from_shift{0};  ///< bytes by which the blocks stand beside a multiple of 64
+  std::uint32_t from_shift{0};  ///< bytes by which the blocks are off a multiple of 64
   std::uint32_t to_shift{0};
   std::uint32_t mixed{0};    ///< 1: lengths between 1 and `length`
   std::uint32_t strided{0};  ///< 1: each block is 16 rows of a head slice
-  std::uint32_t batches{1};  ///< that the blocks are posted in
+  std::uint32_t batches{1};  ///< in which the blocks are posted
   std::uint64_t seed{1};
 };
 [[nodiscard]] std::vector<segment> segments_of(const shape& of);
-/// Where what the segments move comes from and goes to.
+/// The source and the target of the segments.
 [[nodiscard]] std::vector<moved_range> moved_by(std::span<const segment> segments,
                                                 transport::direction dir);
 

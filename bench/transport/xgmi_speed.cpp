@@ -71,7 +71,7 @@ struct setting {
   std::uint64_t chunk;
 };
 
-/// One launch of everything; microseconds, and what of them the host was busy.
+/// One launch of everything: microseconds in all, and those that the host was busy.
 std::pair<double, double> launch_once(xgmi::device_lanes& lanes, const gpu_memory& mine,
                                       const opened_pools& theirs, std::span<const segment> segments,
                                       direction dir, const setting& with) {

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What is done to GPU memory bare, beside Troupe: the rivals, and the kernels without a link.
+/// Bare work on GPU memory, without Troupe: the rivals, and the kernels without a link.
 
 #include <cstdint>
 #include <memory>

@@ -59,7 +59,7 @@ def make_model(folder, latents):
 
 
 class LastCache:
-    """Where the cache of the last prompt that was sent or loaded lies, by the orders of the connector's worker."""
+    """Locates the cache of the last prompt that was sent or loaded, from the orders of the connector's worker."""
 
     def __init__(self, worker_class):
         self._caches, self._blocks, self._worker = {}, [], None
@@ -86,12 +86,12 @@ class LastCache:
         worker_class.register, worker_class.carry_out, worker_class.offer = note_caches, note_blocks, note_offers
 
     def links(self):
-        """The backend of each, and why it was chosen."""
+        """The backend of each link, and why it was chosen."""
         # pylint: disable-next=protected-access
         return ", ".join(f"{one['backend']} ({one['reason']})" for one in self._worker._engine.report()["links"])
 
     def digest(self, tokens):
-        """Of the first `tokens` in every layer. Nothing else has been asked since, so that their blocks are as they were."""
+        """A digest of the first `tokens` in every layer. No other request came since, so their blocks are unchanged."""
         # pylint: disable=import-outside-toplevel
         import torch
 
@@ -105,7 +105,8 @@ class LastCache:
 
 
 def engine(name, asked, jobs, answers):
-    """A process. Every answer: seconds, token ids, and what the engine says of its cache."""
+    """The main function of an engine's process. Each answer: seconds, token ids, and the engine's report on its cache.
+    """
     # pylint: disable=import-outside-toplevel
     if asked.own_gpus:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
@@ -171,7 +172,7 @@ class Engines:
         return self.answer(name)
 
     def same_cache(self, tokens):
-        """Whether both have the same bytes of the last prompt that moved."""
+        """Whether both engines have the same bytes of the last prompt that moved."""
         for jobs, _, _ in self._engines.values():
             jobs.put(tokens)
         return self.answer("prefill") == self.answer("decode")
@@ -220,7 +221,7 @@ class Prompts:
 
 
 def measure(engines, asked, length, prompts):
-    """A prompt of its own for each way, since a cache that is there already is not moved."""
+    """Uses a prompt of its own for each way, since a cache that is already there is not moved."""
     moves = {"handed over": handed_over, **({"pushed": pushed} if asked.push else {})}
     times, equal, same = {}, 0, 0
     formers = {way: () for way in ("alone", *moves)}
@@ -251,8 +252,8 @@ def measure(engines, asked, length, prompts):
 
 
 def lose(engines, asked, prompts):
-    """The decode engine is stopped for two seconds, then killed, at some point of a prompt's way; afterwards the prefill
-    engine computes as before, and what a new decode engine loads is right."""
+    """Stops the decode engine for two seconds, then kills it, in the middle of a prompt's way; afterwards the prefill
+    engine must compute as before, and a new decode engine must load correctly."""
     fine = True
     for number in range(asked.rounds):
         for what, after in (("stopped", 0.02 + 0.03 * number), ("killed", 0.02 + 0.03 * number)):

@@ -3,15 +3,17 @@
 
     side_by_side.py --troupe PROGRAM --library LIBRARY [--requests N] [--rounds N] [--results FOLDER]
 
-Prints the rows of bench/run as a JSON array. A request is what a frontend makes of it: the prefill server is asked for one
-token, the decode server for eight with what the first one said of its cache. Each side is timed by itself, for prompts
-of 8, 512 and 1,500 tokens, one at a time and four at once. No two prompts are alike, and nothing is in a prefix cache.
+Prints the rows of bench/run as a JSON array. Requests are made as by a frontend: the prefill server is asked for one
+token, the decode server for eight, with the first one's answer about its cache. Each side is timed by itself, for
+prompts of 8, 512 and 1,500 tokens, one at a time and four at once. No two prompts are equal, and nothing is in a prefix
+cache.
 
-The pairs take turns, as the threads of one that does nothing would be in the other's way: NIXL's never sleep. Each
-round has new servers. A round ends with the prefill server stopped, and later killed, behind its answer: how long the
-decode server takes to say anything at all; what it said is on standard error. Where no cache moves each server computes
-the prompt itself; they are asked in turn as the others are, since a server that is asked again at once is faster by what
-the processor still has of it. A pair computes two requests at the same time, so that these are compared one at a time.
+The pairs take turns, since the threads of an idle pair would disturb the other one: NIXL's never sleep. Each round has
+new servers. A round ends with the prefill server stopped, and later killed, after its answer: this measures how long
+the decode server takes to answer at all; its answer is on standard error. If no cache moves, each server computes the
+prompt itself; these servers are asked in turn like the others, since a server that is asked again at once is faster by
+what is still in the processor's caches. A pair computes two requests at the same time, so these are compared one at a
+time.
 """
 import argparse
 import concurrent.futures
@@ -43,8 +45,8 @@ from two_servers import VOCABULARY, documented, engines_python
 SIZES = (8, 512, 1500)  # tokens of a prompt
 AT_ONCE = (1, 4)
 TOKENS_OUT = 8
-WARM_UP = 3  # requests of each size: what is compiled, connected and registered once
-PATIENCE = 120  # seconds until a server that says nothing is given up
+WARM_UP = 3  # requests of each size, for one-time compiling, connecting and registering
+PATIENCE = 120  # seconds until a silent server is given up
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,14 +54,14 @@ TICKS = os.sysconf("SC_CLK_TCK")
 class Way:
     """How caches move."""
     name: str
-    transfer: dict | None  # kv-transfer-config; None: they do not, and there is one server
-    own: dict = dataclasses.field(default_factory=dict)  # environment of its servers
+    transfer: dict | None  # kv-transfer-config; None: no cache moves, and there is one server
+    own: dict = dataclasses.field(default_factory=dict)  # additional environment of its servers
     side_channels: bool = False
 
 
 @dataclasses.dataclass
 class Seen:
-    """Of one way, by (tokens, at once): seconds of each request; and of the faults, by name."""
+    """The results of one way: seconds of each request by (tokens, at once), and the faults by name."""
     prefill: dict = dataclasses.field(default_factory=dict)
     decode: dict = dataclasses.field(default_factory=dict)
     processor: dict = dataclasses.field(default_factory=dict)
@@ -68,7 +70,7 @@ class Seen:
 
 
 def ask(server, prompt, tokens, transfer=None):
-    """Seconds until the answer was there, and its `kv_transfer_params`."""
+    """Seconds until the answer came, and its `kv_transfer_params`."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True, "detokenize": False}
     if transfer:
@@ -84,7 +86,7 @@ def ask(server, prompt, tokens, transfer=None):
 
 
 def processor_seconds(sessions):
-    """Of all processes of these sessions that live."""
+    """Processor time of all live processes of these sessions."""
     ticks = 0
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -95,7 +97,7 @@ def processor_seconds(sessions):
 
 
 class Prompts:
-    """No two alike, the same with every run."""
+    """Prompts, no two of them equal, the same in every run."""
 
     def __init__(self):
         self._chance = random.Random(20)
@@ -105,7 +107,7 @@ class Prompts:
 
 
 class Servers:
-    """Two that run until the stack ends."""
+    """Two servers that run until the stack ends."""
 
     def __init__(self, way, python, model, folder, stack):
         self.way = way
@@ -123,7 +125,7 @@ class Servers:
             server.wait_until_up()
 
     def processor_seconds(self):
-        """Of the servers, and of the supervisor that one of them began."""
+        """Processor time of the servers, and of the supervisor that one of them began."""
         sessions = {server.pid for server in self.all}
         with contextlib.suppress(KeyError, OSError, ValueError):
             state = pathlib.Path(self.way.own["XDG_STATE_HOME"])
@@ -134,14 +136,14 @@ class Servers:
         return self.all[-1].metric("vllm:external_prefix_cache_hits_total")
 
     def prefill(self, prompt):
-        """Seconds, and what a decode server is to be told."""
+        """Seconds, and the parameters for a decode server."""
         took, where = ask(self.all[0], prompt, 1, WILL_DECODE_ELSEWHERE)
         if not where:
             raise Failed(f"{self.all[0].name} did not say where its cache is\n{self.all[0].tail()}")
         return took, where
 
     def request(self, prompt):
-        """Seconds at the prefill side and at the decode side; none: it failed."""
+        """Seconds at the prefill side and at the decode side; none if it failed."""
         first, last = self.all[0], self.all[-1]
         try:
             if not self.way.transfer:
@@ -153,7 +155,8 @@ class Servers:
             return None
 
     def answer_after(self, number, prompt):
-        """Seconds until the decode server says anything when the prefill server got this signal first, and what."""
+        """Sends this signal to the prefill server; returns the seconds until the decode server answers, and its answer.
+        """
         _, where = self.prefill(prompt)
         os.killpg(self.all[0].pid, number)
         began, said = time.monotonic(), "a text"
@@ -194,7 +197,7 @@ def measure(servers, seen, prompts, requests):
 
 
 def disturb(servers, seen, prompts):
-    """Last of all: neither pair is as it was."""
+    """Runs last, since it damages the pairs."""
     for name, number in (("stopped", signal.SIGSTOP), ("killed", signal.SIGKILL)):
         [prompt] = prompts.of(SIZES[1], 1)
         took, said = servers.answer_after(number, prompt)
@@ -269,7 +272,7 @@ def run(asked, folder, stack):
                 measure(servers, seen[way.name], prompts, asked.requests)
                 if way.transfer:
                     disturb(servers, seen[way.name], prompts)
-            end_supervisor(state)  # one of ours would run on beside the others
+            end_supervisor(state)  # a supervisor of ours would run on beside the others
     return list(rows_of(seen["troupe"], seen["nixl"], seen["alone"]))
 
 
@@ -281,7 +284,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the servers' ends
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended
     with contextlib.ExitStack() as stack:
         folder = asked.results or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)

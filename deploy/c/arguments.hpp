@@ -1,7 +1,7 @@
 #pragma once
 
-/// How arguments of C are read: what is null, too small, too new or out of range is refused by
-/// name.
+/// Reads and checks arguments of C calls: those that are null, too small, too new or out of range
+/// are refused by name.
 
 #include <algorithm>
 #include <chrono>
@@ -21,12 +21,12 @@ namespace troupe::c {
 
 /// No struct of this ABI will be larger; a `size` above it was never set.
 inline constexpr std::uint32_t max_struct_bytes = 4096;
-/// No text that anything here takes is longer: a deployment has at most 1 MiB.
+/// No text argument may be longer: a deployment has at most 1 MiB.
 inline constexpr std::size_t max_text_bytes = std::size_t{1} << 20U;
-/// No list is longer: a cache has at most 2^32 blocks, a request far fewer.
+/// No list may be longer: a cache has at most 2^32 blocks, a request far fewer.
 inline constexpr std::size_t max_list_items = std::size_t{1} << 28U;
 
-/// What `size` a struct must have at least: the end of its first release. Specialised once a struct
+/// The smallest valid `size` of a struct: the end of its first release. Specialised once a struct
 /// has grown.
 template <class Struct>
 inline constexpr std::uint32_t first_size = sizeof(Struct);
@@ -62,14 +62,14 @@ inline constexpr std::uint32_t first_size<troupe_receive_spec> = offsetof(troupe
 [[nodiscard]] result<void> check_size(std::uint32_t size, std::uint32_t least, std::size_t known,
                                       std::string_view name);
 
-/// A pointer that must be there.
+/// Refuses a null pointer.
 template <class T>
 [[nodiscard]] result<void> present(const T* pointer, std::string_view name) {
   if (pointer) return {};
   return bad_argument("`" + std::string{name} + "` is NULL");
 }
 
-/// A struct that begins with `size`, as this release knows it: what the caller did not know is 0.
+/// Reads a struct that begins with `size`: fields that the caller does not know are 0.
 template <class Struct>
 [[nodiscard]] result<Struct> read(const Struct* given, std::string_view name) {
   if (auto here = present(given, name); !here) return fail(here.error());
@@ -88,7 +88,7 @@ template <class Struct>
   return known;
 }
 
-/// Whether a struct that is to be filled in can be. To be asked before anything is done.
+/// Checks that an output struct can be filled in. Call this before the call has any effect.
 template <class Struct>
 [[nodiscard]] result<void> writable(const Struct* out, std::string_view name) {
   if (auto here = present(out, name); !here) return here;
@@ -97,7 +97,7 @@ template <class Struct>
   return check_size(size, first_size<Struct>, sizeof(Struct), name);
 }
 
-/// Fills in as much of a struct as the caller knows; what this release does not know is 0.
+/// Fills in as much of a struct as the caller knows; fields that this release does not know are 0.
 template <class Struct>
 void write(Struct value, Struct* out) noexcept {
   std::uint32_t size = 0;
@@ -107,14 +107,14 @@ void write(Struct value, Struct* out) noexcept {
   std::memcpy(out, &value, std::min<std::size_t>(size, sizeof value));
 }
 
-/// A text that must be there and not empty.
+/// A text that is neither NULL nor empty.
 [[nodiscard]] result<std::string> text(const char* given, std::string_view name);
-/// A text that may be NULL: then it is empty.
+/// A text, empty if `given` is NULL.
 [[nodiscard]] result<std::string> optional_text(const char* given, std::string_view name);
 /// A list of texts, none of them NULL.
 [[nodiscard]] result<std::vector<std::string>> texts(const char* const* given, std::size_t count,
                                                      std::string_view name);
-/// A list that may be NULL where it is empty.
+/// A list, which may be NULL if it is empty.
 template <class T>
 [[nodiscard]] result<std::span<const T>> list(const T* given, std::size_t count,
                                               std::string_view name) {
@@ -131,24 +131,24 @@ template <class T>
                                                    std::string_view name);
 [[nodiscard]] result<std::span<const std::byte>> bytes(const void* given, std::size_t size,
                                                        std::string_view name);
-/// A time of C; more than ten years is as good as ten years.
+/// A duration given by C; more than ten years counts as ten years.
 [[nodiscard]] constexpr std::chrono::milliseconds milliseconds(std::uint64_t given) noexcept {
   constexpr std::uint64_t ten_years = 315'360'000'000;
   return std::chrono::milliseconds{std::min(given, ten_years)};
 }
-/// Flags of which all are known.
+/// Refuses unknown flags.
 [[nodiscard]] result<void> known_flags(std::uint32_t given, std::uint32_t known,
                                        std::string_view name);
-/// An index into so many `things`, such as "ranks".
+/// Checks an index into `count` `things`, such as "ranks".
 [[nodiscard]] result<void> check_index(std::uint32_t given, std::size_t count,
                                        std::string_view things);
-/// A number of an enum that begins at 0 or 1.
+/// Checks a value of an enum that begins at 0 or 1.
 [[nodiscard]] result<void> in_range(std::uint32_t given, std::uint32_t first, std::uint32_t last,
                                     std::string_view name);
 
-/// A copy that `troupe_free` frees. At least one byte, so that nothing is not NULL.
+/// A copy that `troupe_free` frees. At least one byte, so that a copy of nothing is not NULL.
 [[nodiscard]] void* copy_for_c(const void* data, std::size_t size);
-/// The same with a NUL behind.
+/// The same, NUL-terminated.
 [[nodiscard]] char* copy_for_c(std::string_view text);
 
 }  // namespace troupe::c

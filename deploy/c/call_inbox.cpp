@@ -60,7 +60,7 @@ void call_inbox::put(call incoming) {
     }
   }
   tell_overdue(std::move(overdue));
-  if (takes || closed) return;  // one that is closed drops it unanswered: `aborted`
+  if (takes || closed) return;  // a closed inbox drops it unanswered: `aborted`
   incoming.reply(fail(errc::overloaded, "the engine has 4096 calls that it has not answered"));
 }
 
@@ -102,7 +102,7 @@ result<void> call_inbox::reply(std::uint64_t id, result<std::vector<std::uint8_t
 }
 
 void call_inbox::close() {
-  open_calls dropped;  // destroyed, and so answered, without the lock
+  open_calls dropped;  // destroyed, which answers them, without the lock
   const std::lock_guard lock{mutex_};
   closed_ = true;
   dropped.swap(open_);

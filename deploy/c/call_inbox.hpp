@@ -16,16 +16,16 @@
 
 namespace troupe::c {
 
-/// A call of a frontend that waits to be taken.
+/// A frontend's call that waits to be taken.
 struct waiting_call {
   std::uint64_t id{0};
   std::string method;
   std::vector<std::uint8_t> payload;
 };
 
-/// Calls of frontends, which come on threads of Troupe and are taken as events by threads of the
-/// engine. Bounded: at `max_open` unanswered calls a further one is refused with `overloaded`. One whose
-/// deadline has passed is not counted, nor handed out. Thread-safe.
+/// Calls of frontends, which arrive on Troupe's threads and are taken as events by the engine's
+/// threads. Bounded: beyond `max_open` unanswered calls, a further call is refused with
+/// `overloaded`. A call whose deadline has passed is neither counted nor handed out. Thread-safe.
 class call_inbox {
  public:
   static constexpr std::size_t max_open = 4096;
@@ -37,9 +37,9 @@ class call_inbox {
 
   void put(call incoming);
   [[nodiscard]] std::vector<waiting_call> take(std::size_t max);
-  /// `not_found`: there is no such call, or it was answered.
+  /// `not_found` if there is no such call, or it was answered.
   [[nodiscard]] result<void> reply(std::uint64_t id, result<std::vector<std::uint8_t>> answer);
-  /// Refuses what comes from here on; whoever waits for an answer gets `aborted`.
+  /// Refuses further calls; open calls are answered with `aborted`.
   void close();
   /// Readable while a call waits to be taken.
   [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
@@ -53,7 +53,8 @@ class call_inbox {
   using open_calls = std::map<std::uint64_t, open_call>;
 
   explicit call_inbox(int descriptor) : descriptor_{descriptor} {}
-  /// Under the lock: those that nobody waits for any more. They are told so without it.
+  /// Removes the calls whose deadline has passed. Needs the lock; `tell_overdue` answers them
+  /// without it.
   [[nodiscard]] open_calls take_overdue();
   static void tell_overdue(open_calls overdue);
 

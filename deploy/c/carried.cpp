@@ -22,7 +22,7 @@ struct troupe_carried {
 
 namespace {
 
-/// The callbacks of one request: they fail by giving it up.
+/// The callbacks of one request. A callback that fails gives the request up.
 class callbacks {
  public:
   explicit callbacks(const troupe_carried_request& given) : given_{given} {}

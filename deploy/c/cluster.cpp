@@ -31,7 +31,7 @@ result<actors::cluster_client_options> client_options_of(const troupe_cluster_op
     if (!security) return fail(security.error());
     out.actors.security = std::move(*security);
     if ((given.flags & TROUPE_LAZY) == 0) {
-      // With more patience than a call has.
+      // With more patience than a later call has.
       const auto here = actors::with_supervisor(*deployment, actors::missing_supervisor::is_begun);
       if (!here) return fail(here.error());
     }
@@ -56,7 +56,8 @@ result<std::unique_ptr<actors::cluster_client>> connect(const troupe_cluster_opt
   const bool is_gone = !client && (client.error().code == errc::peer_unreachable ||
                                    client.error().code == errc::peer_lost);
   if (!is_gone || !options->find) return client;
-  // It was found, and has ended for want of nodes before it was connected to: the next one is begun.
+  // The supervisor that was found ended, for want of nodes, before the connection: begin the next
+  // one.
   std::this_thread::sleep_for(actors::between_looks);
   if (const auto next = options->find(actors::begin_patience); !next) return fail(next.error());
   return actors::cluster_client::connect(std::move(*options));

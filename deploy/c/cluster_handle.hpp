@@ -13,13 +13,14 @@ namespace troupe::c {
 struct cluster_core {
   process_life life;
   std::unique_ptr<actors::cluster_client> client;
-  /// One for all requests: its end waits for calls that were given up, the end of a request does not.
+  /// One carrier for all requests: its destructor waits for calls that were given up, while the end
+  /// of a request does not.
   std::unique_ptr<actors::request_carrier> carrier;
 
   cluster_core() = default;
   ~cluster_core() {
     if (life.is_this_process()) return;
-    // Their end waits for threads that are the parent's.
+    // Their destructors would wait for threads that only the parent has.
     (void)carrier.release();
     (void)client.release();
   }
@@ -35,11 +36,11 @@ struct troupe_cluster {
 
 namespace troupe::c {
 
-/// A call of an engine, checked.
+/// A checked call to an engine.
 [[nodiscard]] result<actors::call_request> call_of(const char* method, const void* payload,
                                                    std::size_t payload_size);
 
-/// The body of a call on a cluster of this process.
+/// Runs the body of a call on a cluster that belongs to this process.
 template <class Body>
 troupe_status on_cluster(const troupe_cluster* cluster, Body&& body) noexcept {
   return guarded([&]() -> result<void> {

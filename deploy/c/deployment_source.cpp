@@ -25,7 +25,7 @@ result<config::deployment> load_deployment(const deployment_source& from) {
     parsed.value->supervisor.host = std::move(*host);
   }
   if (*port != 0) parsed.value->supervisor.port = *port;
-  // Whoever says where it is has one, and wants no other.
+  // A caller that gives the supervisor's address has one and needs no other.
   if (from.host || *port != 0) parsed.value->supervisor.begin = false;
   return std::move(*parsed.value);
 }

@@ -8,8 +8,8 @@
 
 namespace troupe::c {
 
-/// What a call is given of a deployment: a file or a text of YAML, one of the two, and another place
-/// of its supervisor, which is not begun then.
+/// The deployment given to a call: a file or a text of YAML, one of the two, and an optional other
+/// address of its supervisor, in which case no supervisor is begun.
 struct deployment_source {
   const char* file{nullptr};
   const char* text{nullptr};
@@ -17,10 +17,10 @@ struct deployment_source {
   std::uint32_t port{0};
 };
 
-/// `invalid_config` with all that is wrong with it, one issue a line.
+/// `invalid_config` with all issues, one a line.
 [[nodiscard]] result<config::deployment> load_deployment(const deployment_source& from);
 
-/// A port of C.
+/// A port number given by C.
 [[nodiscard]] result<std::uint16_t> port_of(std::uint32_t given, const char* name);
 
 }  // namespace troupe::c

@@ -15,7 +15,7 @@ namespace troupe::c {
 
 engine_core::~engine_core() {
   if (!life.is_this_process()) {
-    // What ends them waits for threads that are the parent's.
+    // Their destructors would wait for threads that only the parent has.
     (void)node.release();
     (void)calls.release();
     return;
@@ -26,7 +26,7 @@ engine_core::~engine_core() {
 
 namespace {
 
-/// A descriptor that is readable while one of two is.
+/// A descriptor that is readable while either of the two is.
 result<int> either_of(int one, int other) {
   const int both = ::epoll_create1(EPOLL_CLOEXEC);
   for (const int descriptor : {one, other}) {
@@ -117,7 +117,7 @@ result<announcement> announcement_of(const troupe_announcement* given) {
   return out;
 }
 
-/// Empty: of a node that joins.
+/// The node's name; empty for a node that joins.
 result<std::string> name_of(const troupe_engine_options& given) {
   if (!given.join) return text(given.node, "options.node");
   auto name = optional_text(given.node, "options.node");

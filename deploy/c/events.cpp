@@ -14,13 +14,13 @@ namespace {
 
 using core_pointer = std::shared_ptr<engine_core>;
 
-/// As much as a field of an event holds.
+/// Clamped to a field of an event.
 template <class Number>
 uint32_t at_most_32_bits(Number value) {
   return static_cast<uint32_t>(std::clamp<Number>(value, 0, std::numeric_limits<uint32_t>::max()));
 }
 
-/// Fills in what C sees of an event.
+/// Converts an event for C.
 struct event_writer {
   troupe_event& out;
   const core_pointer& core;
@@ -98,7 +98,7 @@ troupe_event event_of(waiting_call& incoming) {
   return out;
 }
 
-/// Events as the caller's array has them: of its own size each.
+/// The caller's array of events, each of the caller's own size.
 class event_array {
  public:
   event_array(troupe_event* first, std::size_t size, std::size_t capacity)
@@ -133,7 +133,7 @@ void take_at_once(const core_pointer& core, event_array& to) {
   if (to.room() != 0) add_events(core->node->take(to.room()), core, to);
 }
 
-/// Where calls are events as well: waits for the descriptor of both.
+/// For engines that take calls as events, too: waits for the descriptor of both.
 void take_either(const core_pointer& core, std::chrono::milliseconds timeout, event_array& to) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (true) {
@@ -144,7 +144,7 @@ void take_either(const core_pointer& core, std::chrono::milliseconds timeout, ev
         std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     if (left.count() <= 0) return;
     pollfd readable{core->events, POLLIN, 0};
-    // Who polls makes the progress itself, and must not sleep for long.
+    // A polling thread makes the progress itself and must not sleep.
     const auto nap = core->polling ? std::chrono::milliseconds{0}
                                    : std::min(left, std::chrono::milliseconds{60'000});
     (void)::poll(&readable, 1, static_cast<int>(nap.count()));
@@ -324,7 +324,7 @@ troupe_status troupe_detail_placement(const troupe_detail* detail, troupe_placem
 }
 
 void troupe_detail_free(troupe_detail* detail) {
-  // In a child of a fork the value is unpinned by nobody: that would take the parent's locks.
+  // In a child of a fork the value stays pinned: unpinning would take the parent's locks.
   if (detail && detail->keeper && !detail->keeper->life.is_this_process()) return;
   delete detail;
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the opaque types of troupe.h are.
+/// The opaque types of troupe.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,14 +19,14 @@
 
 namespace troupe::c {
 
-/// An engine and what belongs to it. Shared by its handle, the calls under way and the views of its
-/// values: the last one of them destroys it.
+/// An engine and its parts. Shared by its handle, the calls in progress and the views of its
+/// values; the last one destroys it.
 struct engine_core {
   process_life life;
-  std::unique_ptr<call_inbox> calls;  ///< empty: calls of frontends are refused
+  std::unique_ptr<call_inbox> calls;  ///< null: calls of frontends are refused
   std::unique_ptr<engine> node;
   bool polling{false};
-  int events{-1};  ///< an epoll descriptor over events and calls; -1 where there are no calls
+  int events{-1};  ///< an epoll descriptor over events and calls; -1 without calls
 
   engine_core() = default;
   ~engine_core();
@@ -50,13 +50,13 @@ struct troupe_placement {
   troupe_placement& operator=(const troupe_placement&) = delete;
 
   const troupe::actors::placement where;
-  /// Of each rank, as C sees them. Their texts are those of `where`.
+  /// The labels of each rank, as C sees them. Their texts belong to `where`.
   const std::vector<std::vector<troupe_label>> prefill_labels, decode_labels;
 };
 
-/// What an event or an outcome has beside its fixed part.
+/// The variable part of an event or an outcome.
 struct troupe_detail {
-  std::shared_ptr<troupe::c::engine_core> keeper;  ///< of `view`, which goes before it
+  std::shared_ptr<troupe::c::engine_core> keeper;  ///< owner of `view`, destroyed after it
   troupe::value_view view;
   std::vector<std::byte> aux;
   std::vector<std::uint8_t> payload;
@@ -69,18 +69,18 @@ struct troupe_detail {
 
 namespace troupe::c {
 
-/// The body of a call on an engine of this process.
+/// Runs the body of a call on an engine that belongs to this process.
 template <class Body>
 troupe_status on_engine(const troupe_engine* engine, Body&& body) noexcept {
   return guarded([&]() -> result<void> {
     if (auto here = present(engine, "engine"); !here) return here;
-    const auto core = engine->core;  // kept, whoever frees the handle meanwhile
+    const auto core = engine->core;  // keeps the engine if the handle is freed meanwhile
     if (auto ours = core->life.check("the engine"); !ours) return ours;
     return std::forward<Body>(body)(*core, core);
   });
 }
 
-/// What every call that begins an operation does with its result.
+/// Stores the id of an operation that a call began.
 [[nodiscard]] inline result<void> begun(result<operation_id> started, troupe_operation* out) {
   if (!started) return fail(std::move(started).error());
   *out = started->value;

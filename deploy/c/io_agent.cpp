@@ -6,7 +6,7 @@
 // Agents of troupe/io.h, their memory and their peers.
 
 troupe_io_agent::~troupe_io_agent() {
-  // What ends it waits for threads that are the parent's.
+  // The destructor would wait for threads that only the parent has.
   if (!life.is_this_process()) static_cast<void>(self.release());
 }
 
@@ -283,7 +283,7 @@ troupe_status troupe_io_connect(troupe_io_agent* agent, troupe_io_peer peer, uin
     const auto over = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {
       const auto until = std::chrono::steady_clock::now() + step;
       kind = self.connect(io::peer_id{peer}, step);
-      // A peer that answers nobody is a deadline, too, and no reason to go on.
+      // An unresponsive peer is a `deadline`, too, and no reason to go on.
       const bool waits_on =
           !kind && kind.error().code == errc::deadline && std::chrono::steady_clock::now() >= until;
       return !waits_on;

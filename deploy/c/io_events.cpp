@@ -11,7 +11,7 @@ namespace troupe::c {
 
 namespace {
 
-/// Its bytes and its sender's name stand in one allocation, which `bytes` is.
+/// The bytes and the sender's name share one allocation, which begins at `bytes`.
 troupe_io_notice notice_for_c(const io::notice& came) {
   std::vector<std::byte> both{came.bytes};
   const auto* name = reinterpret_cast<const std::byte*>(came.from.data());

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the opaque type of troupe/io.h is.
+/// The opaque type of troupe/io.h.
 
 #include <algorithm>
 #include <atomic>
@@ -26,7 +26,7 @@ struct troupe_io_agent {
   troupe::c::process_life life;
   bool polling{false};
   std::atomic<bool> closing{false};
-  mutable std::shared_mutex in_use;  ///< shared by calls; the end of the agent has it alone
+  mutable std::shared_mutex in_use;  ///< shared by calls, exclusive for the agent's end
   std::unique_ptr<troupe::io::agent> self;
 };
 
@@ -36,21 +36,21 @@ namespace troupe::c {
   return fail(errc::aborted, "the agent was closed; create another one");
 }
 
-/// The body of a call on an agent of this process that is not closed.
+/// Runs the body of a call on an agent that belongs to this process and is not closed.
 template <class Body>
 troupe_status on_agent(const troupe_io_agent* agent, Body&& body) noexcept {
   return guarded([&]() -> result<void> {
     if (auto here = present(agent, "agent"); !here) return here;
     if (auto ours = agent->life.check("the agent"); !ours) return ours;
     if (agent->closing.load())
-      return agent_was_closed();  // whoever closes it must not wait for more
+      return agent_was_closed();  // the closing thread must not wait for further calls
     const std::shared_lock lock{agent->in_use};
     if (!agent->self) return agent_was_closed();
     return std::forward<Body>(body)(*agent->self);
   });
 }
 
-/// Gives out the number of what a call made.
+/// Stores the number of the object that a call made.
 template <class Id>
 [[nodiscard]] result<void> made(result<Id> id, std::uint64_t* out) {
   if (!id) return fail(std::move(id).error());
@@ -58,8 +58,9 @@ template <class Id>
   return {};
 }
 
-/// Waits in steps, each of which says whether it has come true, so that whoever closes the agent need not
-/// wait for long. False: it never was; `aborted`: the agent is being closed.
+/// Calls `step` with a part of the timeout until it returns true. The steps are short so that
+/// closing the agent need not wait for long. Returns whether a step returned true; `aborted` if the
+/// agent is being closed.
 template <class Step>
 [[nodiscard]] result<bool> wait_in_steps(const troupe_io_agent& agent,
                                          std::chrono::milliseconds timeout, Step step) {
@@ -74,11 +75,11 @@ template <class Step>
   }
 }
 
-/// An array of structs of the caller's own size each, which is filled in from its beginning.
+/// A caller's array of structs, each of the caller's own size, filled in from its beginning.
 template <class Struct>
 class filled_array {
  public:
-  /// `name` of one of them: "event".
+  /// `name` is singular: "event".
   [[nodiscard]] static result<filled_array> over(Struct* first, std::size_t size,
                                                  std::size_t capacity, const std::string& name) {
     if (auto here = present(first, name + "s"); !here) return fail(here.error());

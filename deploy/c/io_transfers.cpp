@@ -6,7 +6,7 @@ namespace troupe::c {
 
 namespace {
 
-/// What a list of structs of C says, each turned into one of ours by `turn`.
+/// A list of C structs, each converted by `turn`.
 template <class Ours, class Given, class Turn>
 result<std::vector<Ours>> turned(const Given* given, std::size_t count, const char* name,
                                  Turn turn) {
@@ -40,7 +40,7 @@ result<transport::direction> direction_of(std::uint32_t given) {
   return static_cast<transport::direction>(given);
 }
 
-/// The sentence as far as it fits, without half a character at its end.
+/// Copies as much of the sentence as fits, without splitting a character.
 template <std::size_t size>
 void copy_sentence(const std::string& from, char (&to)[size]) noexcept {
   auto length = std::min(from.size(), size - 1);
@@ -63,7 +63,7 @@ troupe_io_status status_for_c(const io::status& now) noexcept {
   return out;
 }
 
-/// What waits: whether that came true in time.
+/// Runs the body of a call that waits: TROUPE_TIMED_OUT if it returns false.
 template <class Body>
 troupe_status until_over(troupe_io_agent* agent, const Body& body) noexcept {
   bool is_over = true;
@@ -77,7 +77,7 @@ troupe_status until_over(troupe_io_agent* agent, const Body& body) noexcept {
                  : refuse(TROUPE_TIMED_OUT, "transfers go on; the time to wait for them is over");
 }
 
-/// Waits for one transfer, and says how it stands.
+/// Waits for one transfer and reads its status.
 result<bool> finish(const troupe_io_agent& agent, io::agent& self, troupe_io_transfer transfer,
                     uint64_t timeout_ms, troupe_io_status* status) {
   const io::transfer_handle one{transfer};

@@ -12,7 +12,7 @@ using namespace troupe::c;
 
 namespace {
 
-/// Bytes of one element: as given, or as is known of the type.
+/// Bytes of one element: as given, or the type's known size.
 result<std::uint32_t> size_of_element(std::uint32_t given, const std::string& dtype,
                                       std::string_view name) {
   const std::uint32_t size = given ? given : kvcache::dtype_size(dtype);
@@ -54,7 +54,7 @@ result<kvcache::layer_shape> shape_of(const troupe_layer_shape& given,
   return out;
 }
 
-/// A layer that must be there.
+/// Checks that the layer exists.
 result<void> check_layer(const troupe_layout& layout, std::uint32_t layer) {
   const auto layers = layout.layout.layers.size();
   if (layer < layers) return {};
@@ -63,7 +63,7 @@ result<void> check_layer(const troupe_layout& layout, std::uint32_t layer) {
   return fail(errc::out_of_range, std::move(why));
 }
 
-/// All of a layout but its layers and states.
+/// The layout without its layers and states.
 result<kvcache::cache_layout> geometry_of(const troupe_cache_geometry* given) {
   const auto geometry = read(given, "geometry");
   if (!geometry) return fail(geometry.error());

@@ -16,7 +16,7 @@ struct troupe_members {
   troupe_members& operator=(const troupe_members&) = delete;
 
   const std::vector<actors::member> all;
-  std::vector<std::vector<troupe_label>> labels;  ///< of each; their texts are those of `all`
+  std::vector<std::vector<troupe_label>> labels;  ///< of each member; their texts belong to `all`
 };
 
 troupe_status troupe_cluster_find_label(troupe_cluster* cluster, const char* key, const char* value,

@@ -1,4 +1,4 @@
-// fmt, compiled into this library, as spdlog is (own_spdlog.cpp) and for the same reason.
+// fmt, compiled into this library for the same reason as spdlog (own_spdlog.cpp).
 
 #include <fmt/format-inl.h>
 

@@ -1,5 +1,6 @@
-// spdlog, compiled into this library: a process that carries another release of it, or a fork, shares no name with
-// ours. The folders of Troupe link Debian's; here the linker finds these first, and the version script hides them.
+// spdlog, compiled into this library, so that it shares no symbol with another release or a fork of
+// spdlog in the same process. The folders of Troupe link Debian's; here the linker finds these
+// first, and the version script hides them.
 
 #include <mutex>
 

@@ -12,11 +12,11 @@ namespace troupe::c {
 [[nodiscard]] result<actors::placement_request> placement_request_of(
     const troupe_placement_request* given);
 
-/// Labels as C sees them. Their texts are those that are given.
+/// Labels as C sees them. Their texts belong to `labels`.
 [[nodiscard]] std::vector<troupe_label> labels_of(const std::vector<actors::node_label>& labels);
-/// Those of a node. Their texts are those of `node`.
+/// The labels of a node. Their texts belong to `node`.
 [[nodiscard]] std::vector<troupe_label> labels_of(const actors::node_info& node);
-/// As C sees a node. Its texts are those of `node`, its labels are `labels`.
+/// A node as C sees it. Its texts belong to `node`, its labels are `labels`.
 [[nodiscard]] troupe_node_info node_of(const actors::node_info& node,
                                        std::span<const troupe_label> labels) noexcept;
 

@@ -10,7 +10,7 @@ namespace troupe::c {
 
 namespace {
 
-// Read in every call: cheaper than asking the kernel for the process id.
+// Read in every call, which is cheaper than asking the kernel for the process id.
 std::atomic<std::uint64_t> forks_so_far{
     0};                               // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 std::atomic<std::uint32_t> alive{0};  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)

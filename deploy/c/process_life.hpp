@@ -1,7 +1,7 @@
 #pragma once
 
-/// Whether what is used belongs to this process. A child of `fork` has the memory of its parent and
-/// none of its threads: whoever waits for one of them waits for ever.
+/// Whether an object belongs to this process. A child of `fork` has its parent's memory and none of
+/// its threads: waiting for one of them would never end.
 
 #include <cstdint>
 #include <string_view>
@@ -10,11 +10,11 @@
 
 namespace troupe::c {
 
-/// Held by every engine and cluster: the process that it was made in.
+/// The process in which an engine or a cluster was made.
 class process_life {
  public:
-  /// `stale_incarnation`: this process was forked from one that had an engine or a cluster, whose
-  /// locks nobody will give back.
+  /// `stale_incarnation` if this process was forked from one that had an engine or a cluster, whose
+  /// locks will never be released.
   [[nodiscard]] static result<void> can_begin(std::string_view what);
 
   process_life();
@@ -23,7 +23,7 @@ class process_life {
   process_life& operator=(const process_life&) = delete;
 
   [[nodiscard]] bool is_this_process() const noexcept;
-  /// `stale_incarnation` naming the process that `what` was begun in.
+  /// `stale_incarnation`, naming the process that `what` was begun in, if that is another one.
   [[nodiscard]] result<void> check(std::string_view what) const;
 
  private:

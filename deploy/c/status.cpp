@@ -47,7 +47,7 @@ const char* troupe_status_name(troupe_status status) {
   if (status == TROUPE_OK) return "ok";
   if (status == TROUPE_TIMED_OUT) return "timed_out";
   if (status < 0 || status > 255 || !is_errc(static_cast<std::uint8_t>(status))) return "unknown";
-  return to_string(static_cast<errc>(status)).data();  // of literals: NUL-terminated
+  return to_string(static_cast<errc>(status)).data();  // literals, so NUL-terminated
 }
 
 const char* troupe_version(void) {

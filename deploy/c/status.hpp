@@ -1,7 +1,7 @@
 #pragma once
 
-/// How a call of the C ABI ends: with TROUPE_OK, or with a code whose sentence the calling thread
-/// can ask for. Nothing is thrown across the edge.
+/// The result of a call of the C ABI: TROUPE_OK, or a code whose sentence the calling thread can
+/// ask for. Nothing is thrown across the ABI.
 
 #include <string>
 #include <string_view>
@@ -13,10 +13,10 @@
 
 namespace troupe::c {
 
-/// Keeps the sentence for `troupe_last_error` of this thread, and returns the code.
+/// Stores the sentence for `troupe_last_error` of this thread and returns the code.
 troupe_status refuse(troupe_status code, std::string_view sentence) noexcept;
 troupe_status refuse(const error& why) noexcept;
-/// An argument that cannot be accepted.
+/// The error for an argument that cannot be accepted.
 [[nodiscard]] unexpected bad_argument(std::string sentence);
 
 /// The code that C sees.
@@ -24,7 +24,7 @@ troupe_status refuse(const error& why) noexcept;
   return static_cast<troupe_status>(code);
 }
 
-/// Runs the body of a call. What it throws (memory that is not there, a defect) ends as a code.
+/// Runs the body of a call. Exceptions (out of memory, a defect) become codes.
 template <class Body>
 troupe_status guarded(Body&& body) noexcept {
   try {

@@ -52,7 +52,7 @@ result<send_spec> send_of(const troupe_send_spec* given) {
   return out;
 }
 
-/// Where it comes from: a placement, or what the spec says itself.
+/// The sources of a receive: from the placement, or from the spec's own fields.
 result<receive_spec> sources_of(const troupe_receive_spec& spec) {
   if (auto mode = in_range(spec.mode, TROUPE_MODE_DEFAULT, TROUPE_MODE_READ, "spec.mode"); !mode)
     return fail(mode.error());
@@ -134,7 +134,7 @@ result<sources_of_request> words_of(const troupe_sources* given) {
   return out;
 }
 
-/// `release` or `hold`.
+/// Calls `release` or `hold`.
 template <class Call>
 troupe_status say_to_sources(troupe_engine* engine, const troupe_sources* of,
                              troupe_operation* operation, Call call) {

@@ -6,7 +6,7 @@ using namespace troupe::c;
 
 namespace {
 
-/// A call that names a value of a node.
+/// A call on a key of a node.
 template <class Begin>
 troupe_status keyed(troupe_engine* engine, const char* peer, const char* key,
                     troupe_operation* operation, Begin begin) noexcept {

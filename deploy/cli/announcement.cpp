@@ -62,7 +62,7 @@ announcer::~announcer() {
 void announcer::say(const announcement& what) const {
   if (fd_ < 0) return;
   const auto line = to_line(what);
-  // Whoever listened may be gone; the node goes on without it.
+  // The listener may be gone; the node goes on without it.
   [[maybe_unused]] const auto written = ::write(fd_, line.data(), line.size());
 }
 
@@ -76,7 +76,7 @@ result<announcements> announcements::open() {
   if (::pipe2(ends, O_CLOEXEC) != 0) return refused();
   announcements made{ends[0], ends[1]};
   if (::fcntl(made.fd_, F_SETFL, O_NONBLOCK) != 0) return refused();
-  // The next child inherits it.
+  // Let the next child inherit it.
   if (::fcntl(made.far_end_, F_SETFD, 0) != 0) return refused();
   return made;
 }

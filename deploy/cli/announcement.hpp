@@ -6,7 +6,7 @@
 
 #include "troupe/kvcache/result.hpp"
 
-/// What a `troupe node` process tells the `troupe up` that started it, as lines over a pipe:
+/// Lines that a `troupe node` process writes over a pipe to the `troupe up` that started it:
 ///
 ///     listening HOST PORT   the port is bound (once)
 ///     registered            the supervisor has taken it in (once; not said by the supervisor)
@@ -22,10 +22,10 @@ struct announcement {
 };
 
 [[nodiscard]] std::string to_line(const announcement& what);
-/// Empty: no such line.
+/// Parses a line; empty if it is not an announcement.
 [[nodiscard]] std::optional<announcement> announcement_from(const std::string& line);
 
-/// The node's end. Writes to nowhere when it was made with no descriptor.
+/// The node's end. Writes nothing if it was made without a descriptor.
 class announcer {
  public:
   explicit announcer(int fd) noexcept : fd_{fd} {}
@@ -38,7 +38,7 @@ class announcer {
   int fd_;
 };
 
-/// The end of whoever starts nodes. Movable.
+/// The end of the process that starts nodes. Movable.
 class announcements {
  public:
   /// A pipe whose other end (`far_end`) a child process inherits. `internal` when the system
@@ -50,15 +50,15 @@ class announcements {
   announcements(const announcements&) = delete;
   announcements& operator=(const announcements&) = delete;
 
-  /// Readable while lines wait, or when the far end is closed.
+  /// Readable while lines wait, or once the far end is closed.
   [[nodiscard]] int fd() const noexcept { return fd_; }
   [[nodiscard]] int far_end() const noexcept { return far_end_; }
-  /// The child has its copy; without this its end would not be noticed, and later children inherit
-  /// ours.
+  /// Closes our copy of the far end. Without this the child's end would go unnoticed, and later
+  /// children would inherit the copy.
   void close_far_end() noexcept;
-  /// The next line. Empty: none now.
+  /// The next line; empty if none waits.
   [[nodiscard]] std::optional<announcement> take();
-  /// Nothing will come any more.
+  /// Whether no more lines will come.
   [[nodiscard]] bool over() const noexcept { return over_; }
 
  private:

@@ -19,8 +19,8 @@ namespace {
 
 constexpr const char* more_help = "Run with --help for more information.\n";
 
-/// Says what is wrong with the first word when it should be a verb and is none. CLI11 would only
-/// say that a verb is missing, or, with --help behind it, nothing.
+/// Complains of a first word that should be a verb and is not. CLI11 would only say that a verb is
+/// missing, or nothing if --help follows.
 bool complain_of_verb(const CLI::App& app, int argc, char** argv) {
   if (argc >= 2 && argv[1][0] == '-') return false;
   const std::string word{argc < 2 ? "" : argv[1]};
@@ -42,9 +42,9 @@ bool complain_of_verb(const CLI::App& app, int argc, char** argv) {
   return true;
 }
 
-/// What CLI11 has to say goes out; its many codes become ours.
+/// Prints CLI11's message and maps its many codes to ours.
 exit_code report(const CLI::App& app, const CLI::ParseError& what) {
-  // It looks for what is missing first, which is no help to whoever mistyped an option.
+  // CLI11 reports missing arguments first, which does not help a user who mistyped an option.
   if (const auto extra = app.remaining(true);
       !extra.empty() && what.get_name() == "RequiredError") {
     std::cerr << "The following " << (extra.size() == 1 ? "argument was" : "arguments were")
@@ -53,7 +53,7 @@ exit_code report(const CLI::App& app, const CLI::ParseError& what) {
     std::cerr << "\n" << more_help;
     return exit_code::usage;
   }
-  const bool asked_for = app.exit(what) == 0;  // --help and --version are no errors
+  const bool asked_for = app.exit(what) == 0;  // --help and --version are not errors
   return asked_for ? exit_code::ok : exit_code::usage;
 }
 
@@ -84,7 +84,7 @@ exit_code run_verbs(int argc, char** argv) {
   return code;
 }
 
-/// Whether all that was printed has gone out. A reader that went away, or never was, wants no more.
+/// Whether all output was written. A reader that closed its end, or never was, wants no more.
 bool said_all() {
   if (std::cout.flush()) return true;
   pollfd reader{STDOUT_FILENO, POLLOUT, 0};
@@ -94,12 +94,13 @@ bool said_all() {
 }  // namespace
 
 int run(int argc, char** argv) {
-  // A reader that went away (`troupe check | head`) is an error of a write, not the end of us.
+  // A closed reader (`troupe check | head`) is a write error and must not kill this process.
   std::signal(SIGPIPE, SIG_IGN);
-  // What must not grow fails with a sentence instead (ulimit -f, which counts memory of memfds, too).
+  // Exceeding a file size limit becomes an error with a sentence (ulimit -f also counts memory of
+  // memfds).
   std::signal(SIGXFSZ, SIG_IGN);
   const last_words words;
-  name_this_process("troupe");  // not `exe`, where it was started as /proc/self/exe
+  name_this_process("troupe");  // not `exe`, if it was started as /proc/self/exe
   try {
     const auto code = run_verbs(argc, argv);
     if (said_all() || code != exit_code::ok) return to_int(code);

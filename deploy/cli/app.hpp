@@ -2,7 +2,7 @@
 
 namespace troupe::deploy::cli {
 
-/// The `troupe` command: reads the arguments, runs what they ask for, and returns the exit code
+/// The `troupe` command: reads the arguments, runs the verb, and returns the exit code
 /// (exit_codes.hpp). Call it before any other thread is made.
 [[nodiscard]] int run(int argc, char** argv);
 

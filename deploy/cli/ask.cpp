@@ -27,7 +27,7 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
-/// Between two looks at a text that is being written.
+/// Interval at which a text in progress is polled.
 constexpr auto text_interval = 20ms;
 
 struct ask_arguments {
@@ -43,13 +43,13 @@ void complain_of_ask(const std::string& sentence) {
   std::cerr << "troupe ask: " << printable(sentence) << "\n";
 }
 
-/// An id that no other `ask` has at the same time.
+/// An id that no concurrent `ask` has.
 std::string drawn_id() {
   std::random_device device;
   return "ask-" + std::to_string((std::uint64_t{device()} << 32) | device());
 }
 
-/// Where a request's text is written at present.
+/// The engine that writes a request's text at present.
 class writer {
  public:
   void moved_to(const actors::carried_attempt& now) {
@@ -57,7 +57,7 @@ class writer {
     request_ = now.source;
     node_ = now.where.decode.front();
   }
-  /// What is there of it; nothing while no engine knows of it.
+  /// The text so far; empty while no engine knows the request.
   [[nodiscard]] std::vector<reference::token> text(actors::cluster_client& cluster) const {
     actors::node_info node;
     std::string request;
@@ -79,7 +79,7 @@ class writer {
   actors::node_info node_;
 };
 
-/// Prints a text once, however often parts of it come.
+/// Prints each part of a text once, even if it arrives repeatedly.
 class printed_text {
  public:
   void print(const std::vector<reference::token>& all) {

@@ -7,14 +7,15 @@
 
 namespace troupe::deploy::cli {
 
-// How backends are shown: those of this machine by `troupe info`, those of nodes by `troupe status`.
+// Text for backends: of this machine for `troupe info`, of nodes for `troupe status`.
 
 /// "usable: memfd and unix sockets work here"; "not usable: " with what it is and what to do.
 [[nodiscard]] std::string verdict_text(const actors::backend_report& backend);
 
 /// "shm, tcp"; "none"
 [[nodiscard]] std::string usable_text(const std::vector<actors::backend_report>& backends);
-/// "xgmi: not built; rdma: no RDMA device found"; what to do is for `troupe info`. Empty: all are.
+/// "xgmi: not built; rdma: no RDMA device found"; only `troupe info` says what to do. Empty if all
+/// are usable.
 [[nodiscard]] std::string unusable_text(const std::vector<actors::backend_report>& backends);
 
 }  // namespace troupe::deploy::cli

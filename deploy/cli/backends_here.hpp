@@ -7,7 +7,7 @@
 
 namespace troupe::deploy::cli {
 
-/// What this machine can move bytes with. Makes an endpoint for it, without threads.
+/// The backends that this machine can use. Makes a temporary endpoint without threads.
 [[nodiscard]] result<std::vector<actors::backend_report>> backends_here();
 
 }  // namespace troupe::deploy::cli

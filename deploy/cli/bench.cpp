@@ -31,7 +31,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// With all that is started here together, this node's own end included; the last of them has this much.
+/// For all processes started here together, including this node's own end; the last of them gets at
+/// least `least_end_patience`.
 constexpr std::chrono::milliseconds end_patience_of_all = 8s;
 constexpr std::chrono::milliseconds least_end_patience = 3s;
 
@@ -49,7 +50,7 @@ double share_of(const bench_options& load, const bench_outcome& so_far) {
   return std::chrono::duration<double>(so_far.lasted) / load.duration;
 }
 
-/// All that takes part.
+/// All participants.
 class bench_cluster {
  public:
   bench_cluster() = default;
@@ -57,7 +58,7 @@ class bench_cluster {
   bench_cluster(const bench_cluster&) = delete;
   bench_cluster& operator=(const bench_cluster&) = delete;
 
-  /// Both engines at once, then the supervisor; whoever does not end is killed.
+  /// Stops both engines at once, then the supervisor; kills those that do not end.
   void stop() {
     const auto began = clock::now();
     if (source) source->terminate();
@@ -94,7 +95,7 @@ result<bench_outcome> measure(engine& node, const bench_options& load, bench_com
   };
   auto measured = run_bench_receiver(node, bench_prefill_node, load, watch);
   if (measured) return measured;
-  // An end of the other side explains more than the failed transfer that it caused.
+  // If the other side ended, that explains more than the failed transfer that it caused.
   const auto alive = source.check();
   return alive ? std::move(measured) : fail(alive.error());
 }
@@ -154,7 +155,7 @@ exit_code complain(const error& why) {
 }
 
 exit_code run_measuring_side(const bench_options& load, const std::string& log_level) {
-  // Found out before the measuring, not after it.
+  // Checked before measuring, not after.
   if (!load.json_file.empty() && !std::ofstream{load.json_file, std::ios::app}) {
     return complain({errc::invalid_config, "cannot write " + load.json_file});
   }
@@ -260,7 +261,7 @@ void add_bench(CLI::App& app, exit_code& code) {
   verb->add_option("--log-level", given->log_level, "What the nodes log to standard error")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
       ->capture_default_str();
-  // How the process of the prefill engine is told that it is one.
+  // Tells the process of the prefill engine its part.
   verb->add_option("--source", given->source_file)->group("");
   verb->add_option("--announce-fd", given->announce_fd)->group("");
   verb->callback([given, &code] { code = run_bench(*given); });

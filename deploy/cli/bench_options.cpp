@@ -21,7 +21,8 @@ config::stage_config stage_of(const char* name, config::role role, const bench_o
   stage.transport.backend =
       config::backend_of(options.backend).value_or(config::backend_kind::automatic);
   stage.transport.qp_per_transfer = options.lanes;
-  // One silence would end what may have run for hours, and the machine is as busy as can be.
+  // A single silence would end a run that may have taken hours, and the machine is as busy as can
+  // be.
   stage.transport.peer_silence = std::chrono::seconds{10};
   return stage;
 }
@@ -62,7 +63,7 @@ result<config::deployment> bench_deployment(const bench_options& options) {
     return fail(errc::invalid_config, "--mode must be write or read, found " + options.mode);
   made.edges = {{"prefill", "decode", mode}};
   made.limits.max_operations = 1'048'576;
-  // Read back, so that everything that a deployment is checked for has been checked.
+  // Parsed again, so that the deployment passes every check.
   auto checked = config::parse(config::print(made), "bench");
   if (!checked.value) return fail(errc::invalid_config, config::to_string(checked.issues));
   return *checked.value;

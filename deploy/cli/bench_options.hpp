@@ -10,7 +10,7 @@
 
 namespace troupe::deploy::cli {
 
-/// The load of `troupe bench`: `concurrency` transfers of `tokens` tokens at once, again and again,
+/// The load of `troupe bench`: `concurrency` transfers of `tokens` tokens at a time, repeatedly,
 /// from a prefill engine to a decode engine.
 struct bench_options {
   std::uint32_t layers{28};
@@ -28,14 +28,14 @@ struct bench_options {
   std::uint64_t requests{0};  ///< instead of a duration; 0: not given
   bool polling{false};
   bool in_process{false};
-  bool contiguous{false};  ///< blocks of a request side by side; else dealt out at random
+  bool contiguous{false};  ///< blocks of a request are adjacent; else random
   /// Write and compare patterns, in rounds of `concurrency` transfers. Nothing is written or
-  /// compared while the bytes of a round move, so that its time is that of moving alone.
+  /// compared while the bytes of a round move, so that only the moving is timed.
   bool verify{false};
   std::string json_file;
 };
 
-/// Transfers before the first that counts: links are made and pages touched by them.
+/// Transfers before the first that counts: they make the links and touch the pages.
 [[nodiscard]] std::uint64_t warm_up_of(const bench_options& options) noexcept;
 [[nodiscard]] std::uint32_t blocks_per_request(const bench_options& options) noexcept;
 /// A supervisor, one prefill and one decode node on this machine, with pools that hold

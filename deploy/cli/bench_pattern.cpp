@@ -8,7 +8,7 @@ namespace troupe::deploy::cli {
 
 namespace {
 
-/// Spreads every bit of a number over all of them.
+/// Mixes every bit of a number into all of its bits.
 constexpr std::uint64_t mix(std::uint64_t x) noexcept {
   x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
   x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
@@ -30,7 +30,7 @@ constexpr std::uint64_t word_of(std::uint64_t key, std::size_t index) noexcept {
   return key + index * 0x9e3779b97f4a7c15U;
 }
 
-/// Calls `visit` with the bytes of every head of every token, until it says no.
+/// Calls `visit` with the bytes of every head of every token until it returns false.
 template <class Visit>
 void for_each_head(const cache_part& part, Visit visit) {
   const auto& layout = *part.layout;

@@ -10,7 +10,7 @@
 
 namespace troupe::deploy::cli {
 
-/// The cache of one request as far as the bench looks at it.
+/// The part of one request's cache that the bench uses.
 struct cache_part {
   const kvcache::cache_layout* layout{nullptr};
   std::span<const std::span<std::byte>> regions;  ///< of the layout, in its order
@@ -18,10 +18,10 @@ struct cache_part {
   std::uint32_t tokens{0};
 };
 
-/// Writes bytes that tell request, layer, plane, token, head and place apart.
+/// Writes bytes that identify request, layer, plane, token, head and place.
 void fill_pattern(const cache_part& part, std::uint64_t request);
-/// Whether every byte is what `fill_pattern` wrote for that request. `internal` naming the first
-/// place that is not.
+/// Checks that every byte is what `fill_pattern` wrote for that request. `internal` naming the
+/// first place that differs.
 [[nodiscard]] result<void> verify_pattern(const cache_part& part, std::uint64_t request);
 
 }  // namespace troupe::deploy::cli

@@ -43,7 +43,7 @@ class receiver {
     clock::time_point begun;
   };
 
-  // -- the order of things
+  // -- sequence
 
   result<void> run_through() {
     for (std::size_t slot = 0; slot < slots_.size(); ++slot)
@@ -51,7 +51,7 @@ class receiver {
     return finish_live();
   }
 
-  /// All slots at once, then all that arrived is compared, and so on.
+  /// Per round: all slots move at once, then all arrived bytes are compared.
   result<void> run_rounds() {
     for (std::uint64_t round = 0; next_ != end_ && !over_; ++round) {
       if (auto ok = wait_for_pattern(round); !ok) return ok;
@@ -67,7 +67,8 @@ class receiver {
     return {};
   }
 
-  /// Until nothing is live. A transfer that ends is followed by the next, but not in rounds.
+  /// Runs until no transfer is live. Outside of rounds, each transfer that ends is followed by the
+  /// next.
   result<void> finish_live() {
     while (!live_.empty() && !outcome_.interrupted) {
       for (const auto& event : node_.wait(std::chrono::milliseconds{50}, 256))
@@ -77,7 +78,7 @@ class receiver {
     return {};
   }
 
-  /// Until the prefill side has said that the pattern of this round is written.
+  /// Waits until the prefill side has announced that the pattern of this round is written.
   result<void> wait_for_pattern(std::uint64_t round) {
     while (!outcome_.interrupted) {
       const auto asked = node_.remove(source_, bench_round(round));
@@ -90,7 +91,7 @@ class receiver {
     return {};
   }
 
-  /// Of an operation while no other is live.
+  /// The outcome of an operation while no other is live.
   result<void> outcome_of(operation_id operation) {
     for (;;)
       for (const auto& event : node_.wait(std::chrono::milliseconds{50}, 256)) {
@@ -111,7 +112,7 @@ class receiver {
     return {};
   }
 
-  /// Tells the watch how far it is, when it is time.
+  /// Reports the progress to the watch when it is time.
   result<void> look_up() {
     if (clock::now() < next_checkpoint_) return {};
     next_checkpoint_ += checkpoint_interval;
@@ -175,9 +176,9 @@ class receiver {
   bool over_{false};
   clock::time_point next_checkpoint_{clock::now()};
   clock::time_point counted_from_{};         ///< the end of the warm-up
-  clock::time_point measured_from_{};        ///< that, or the begin of the round
+  clock::time_point measured_from_{};        ///< that, or the start of the round
   std::chrono::nanoseconds moved_before_{};  ///< in the rounds before this one
-  std::vector<transfer> arrived_;            ///< of this round, to be compared
+  std::vector<transfer> arrived_;            ///< in this round, to be compared
   bench_outcome outcome_;
   std::unordered_map<operation_id, transfer> live_;
 };

@@ -10,18 +10,18 @@
 
 namespace troupe::deploy::cli {
 
-/// A finished bench, as it is shown.
+/// A finished bench, ready to print.
 struct bench_report {
   bench_options options;
-  std::string supervisor;          ///< where `troupe status` finds it while it runs
-  std::uint64_t request_bytes{0};  ///< that one transfer moves
+  std::string supervisor;          ///< its address for `troupe status` while it runs
+  std::uint64_t request_bytes{0};  ///< moved by one transfer
   bench_outcome outcome;
   actors::link_report link;  ///< of the decode node to the prefill node
 };
 
 /// "3.21 GB/s" (1e9 bytes)
 [[nodiscard]] std::string throughput_text(const bench_outcome& outcome);
-/// What is going to run.
+/// Prints the load that is about to run.
 void print_head(const bench_report& planned, std::ostream& out);
 void print_results(const bench_report& report, std::ostream& out);
 /// Times in microseconds, throughput in bytes per second.

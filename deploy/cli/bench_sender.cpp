@@ -43,7 +43,7 @@ class sender {
     const auto operation = node_.send(std::move(spec));
     if (!operation) return fail(operation.error());
     live_.emplace(*operation, slot);
-    // Layer by layer, as an engine that computes them would say it.
+    // Layer by layer, like an engine that computes them.
     for (std::uint32_t layer = 0; layer < layers_; ++layer)
       if (auto ok = node_.layers_ready(*operation, layer, layer + 1, slots_.tokens()); !ok)
         return ok;
@@ -52,7 +52,7 @@ class sender {
     return options_.verify && ends_round ? tell_round(index / slots_.size()) : result<void>{};
   }
 
-  /// The decode side waits for this before it begins the round. Its failure is an event.
+  /// The decode side waits for this before it begins the round. A failure comes as an event.
   result<void> tell_round(std::uint64_t round) {
     static constexpr std::byte something{1};
     const auto put = node_.put(bench_prefill_node, bench_round(round), {&something, 1});

@@ -7,9 +7,9 @@
 
 namespace troupe::deploy::cli {
 
-/// The prefill side of the load: offers as many requests at once as run at once, each under the
-/// number that follows, until all are sent or `stop` is set. Uses `node` from the calling thread.
-/// Returns the first failure.
+/// The prefill side of the load: keeps `concurrency` requests on offer, numbered consecutively,
+/// until all are sent or `stop` is set. Uses `node` from the calling thread. Returns the first
+/// failure.
 [[nodiscard]] result<void> run_bench_sender(engine& node, const bench_options& options,
                                             const std::atomic<bool>& stop);
 

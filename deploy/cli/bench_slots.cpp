@@ -12,7 +12,7 @@ result<bench_slots> bench_slots::create(engine& node, const bench_options& optio
   if (!all) return fail(all.error());
   auto& ids = all->blocks;
   std::ranges::sort(ids);
-  // Always the same deal: two runs of the same load move the same segments.
+  // A fixed seed: two runs of the same load move the same segments.
   if (!options.contiguous) std::ranges::shuffle(ids, std::mt19937_64{7});
   bench_slots made;
   made.layout_ = &node.layout();

@@ -10,7 +10,7 @@
 
 namespace troupe::deploy::cli {
 
-/// The cache of one side of the bench, dealt out to as many requests as run at once.
+/// The cache of one side of the bench, divided among the requests that run at once.
 class bench_slots {
  public:
   /// Takes all blocks of the node's pool. Errors of `engine::allocate_blocks`.
@@ -19,7 +19,7 @@ class bench_slots {
   [[nodiscard]] std::size_t size() const noexcept { return slots_.size(); }
   [[nodiscard]] const std::vector<block_id>& blocks(std::size_t slot) const { return slots_[slot]; }
   [[nodiscard]] std::uint32_t tokens() const noexcept { return tokens_; }
-  /// Where the request in that slot lies.
+  /// The cache of the request in that slot.
   [[nodiscard]] cache_part part(std::size_t slot) const noexcept {
     return {layout_, regions_, slots_[slot], tokens_};
   }

@@ -30,14 +30,14 @@ using clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds start_patience = 20s;
-/// How soon a wait is given up.
+/// How often a wait checks for an interruption.
 constexpr auto look_interval = 100ms;
 
 unexpected was_interrupted() {
   return fail(errc::aborted, "interrupted");
 }
 
-/// A deployment that a child process reads as a file and that nobody can leave behind.
+/// A deployment in memory that a child process reads as a file and that leaves nothing behind.
 class memory_file {
  public:
   static result<memory_file> make(const std::string& text) {
@@ -78,7 +78,7 @@ class companion_process final : public bench_companion {
         new companion_process{std::move(name), std::move(*process), std::move(*heard)}};
   }
 
-  /// Waits until it has said that.
+  /// Waits for that announcement.
   result<announcement> wait_for(announcement::kind wanted, const bench_interruption& interrupted) {
     const auto until = clock::now() + start_patience;
     while (clock::now() < until) {
@@ -88,7 +88,7 @@ class companion_process final : public bench_companion {
       }
       if (heard_.over()) return fail(explain_end());
       if (interrupted()) {
-        process_.kill();  // it has nothing yet that a good end would be for
+        process_.kill();  // it has nothing to clean up yet
         return was_interrupted();
       }
       pollfd fd{heard_.fd(), POLLIN, 0};
@@ -224,7 +224,7 @@ result<void> run_bench_source(const config::deployment& deployment, const bench_
     if (auto ok = wait_taken_in(**node, [&] { return stop.load(); }); !ok) return ok;
     tell.say({announcement::kind::registered, {}, 0});
     if (auto sent = run_bench_sender(**node, options, stop); !sent && !stop) return sent;
-    // The other side decides when it is over: it may still be busy with the last transfers.
+    // The other side decides when the run is over: it may still be busy with the last transfers.
     while (!stop) std::this_thread::sleep_for(10ms);
     (*node)->stop();
     return {};

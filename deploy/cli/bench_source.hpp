@@ -13,25 +13,25 @@
 
 namespace troupe::deploy::cli {
 
-/// Something that runs beside the measuring side until it is told to stop. The destructor waits for
+/// A party that runs beside the measuring side until it is told to stop. The destructor waits for
 /// its end.
 class bench_companion {
  public:
   virtual ~bench_companion() = default;
-  /// Why it has ended, when it has: it should not before `terminate`.
+  /// An error if it has ended, which it should not before `terminate`.
   [[nodiscard]] virtual result<void> check() = 0;
-  /// Tells it to stop and does not wait for it.
+  /// Tells it to stop, without waiting.
   virtual void terminate() = 0;
-  /// Null: it is a thread of this process.
+  /// Null if it is a thread of this process.
   [[nodiscard]] virtual child_process* process() { return nullptr; }
 };
 
-/// Asked while something is waited for: true gives the wait up with `aborted`.
+/// Polled during a wait; returning true gives the wait up with `aborted`.
 using bench_interruption = std::function<bool()>;
 
 struct bench_supervisor {
   std::unique_ptr<bench_companion> process;
-  std::uint16_t port{0};  ///< that it listens at
+  std::uint16_t port{0};  ///< on which it listens
 };
 
 /// Starts the supervisor of the deployment in a process of its own and waits until it listens.
@@ -42,11 +42,11 @@ struct bench_supervisor {
 [[nodiscard]] result<std::unique_ptr<bench_companion>> start_bench_source(
     const config::deployment& deployment, const bench_options& options,
     const std::string& log_level, const bench_interruption& interrupted);
-/// Waits until the supervisor has taken the node in.
+/// Waits until the supervisor has registered the node.
 [[nodiscard]] result<void> wait_taken_in(engine& node, const bench_interruption& interrupted);
 
-/// What the process that `start_bench_source` starts runs: the prefill side of the load against the
-/// deployment in `file`, until SIGTERM.
+/// The main function of the process that `start_bench_source` starts: runs the prefill side of the
+/// load against the deployment in `file`, until SIGTERM.
 [[nodiscard]] result<void> run_bench_source(const config::deployment& deployment,
                                             const bench_options& options, int announce_fd);
 

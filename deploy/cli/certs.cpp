@@ -34,7 +34,7 @@ void complain_of_certs(const std::string& sentence) {
   std::cerr << "troupe certs: " << sentence << "\n";
 }
 
-/// The deployment file wants absolute paths.
+/// Deployment files need absolute paths.
 std::string absolute(const std::string& path) {
   std::error_code ignored;
   const auto whole = std::filesystem::absolute(path, ignored).lexically_normal();
@@ -59,7 +59,7 @@ result<actors::certificate_facts> facts_in(const std::string& path) {
   return facts;
 }
 
-/// What is printed can be appended to a deployment file as it is.
+/// Prints a section that can be appended to a deployment file as it is.
 void print_section(const certificate_files& files) {
   std::cout << "security:\n  mode: tls\n  secret: " << files.secret
             << "\n  certificate: " << files.certificate << "\n  key: " << files.key
@@ -84,7 +84,7 @@ exit_code run_init(const certs_arguments& given) {
   return exit_code::ok;
 }
 
-/// What there is to say of an authority that ends before the certificate that was asked of it.
+/// The note about an authority that expires before the certificate that was asked of it.
 std::string cut_short(const actors::certificate_facts& made, unsigned days) {
   const auto wanted = std::chrono::system_clock::now() + std::chrono::days{days};
   if (made.life.until + std::chrono::hours{1} > wanted) return {};

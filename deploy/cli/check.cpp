@@ -47,7 +47,7 @@ void print_nodes(const config::deployment& deployment) {
   }
 }
 
-/// The file is valid nevertheless: it may be for another machine.
+/// Reports missing security files. The file is valid nevertheless: it may be for another machine.
 void say_what_is_missing(const std::string& file, const config::security_config& security) {
   const std::string none;
   const std::array<std::pair<const char*, const std::string*>, 4> named{
@@ -63,7 +63,7 @@ void say_what_is_missing(const std::string& file, const config::security_config&
   }
 }
 
-/// What `auto` is here, as a comment of the deployment that was printed.
+/// Prints what `auto` means here, as a comment in the printed deployment.
 void say_which_secret(const config::deployment& deployment) {
   const auto& security = deployment.security;
   if (!security.is_secret_automatic()) return;

@@ -36,7 +36,7 @@ std::optional<cluster_address> address_from(const std::string& text) {
   return config::is_host(at.host) ? std::optional{at} : std::nullopt;
 }
 
-/// How whoever listens there takes these credentials; empty: it does.
+/// Why the listener there refuses these credentials; empty if it accepts them.
 std::optional<errc> refusal_of(const cluster_address& at, const actors::door_security& security) {
   actors::door_options options;
   options.security = security;
@@ -51,8 +51,8 @@ std::optional<errc> refusal_of(const cluster_address& at, const actors::door_sec
   return told->get_future().get();
 }
 
-/// An address does not say which cluster it is of: it is the one that takes one of this user's secrets,
-/// or one that wants none.
+/// An address does not name its cluster: it is the one that accepts one of this user's secrets, or
+/// one that needs none.
 void find_secret(cluster_address& at) {
   actors::door_security security;
   security.how = actors::door_security::mode::secret;
@@ -63,7 +63,7 @@ void find_secret(cluster_address& at) {
       at.tried.push_back(std::move(cluster));
       continue;
     }
-    at.security = std::move(security);  // also where nobody answers yet: a guess
+    at.security = std::move(security);  // also if nothing answers yet: a guess
     return;
   }
 }
@@ -127,7 +127,7 @@ std::optional<cluster_address> cluster_at(std::string_view verb, const std::stri
     if (stage.open) at.open_stages.push_back(stage.name);
   at.find = actors::look_for_supervisor(*deployment, actors::missing_supervisor::is_an_error);
   if (at.find) {
-    // Where there is none, whoever asks is told so: it may be begun meanwhile.
+    // If there is none now, the later connection says so: it may be begun meanwhile.
     if (auto found = actors::find_supervisor(*deployment)) {
       at.host = std::move(found->host);
       at.port = found->port;

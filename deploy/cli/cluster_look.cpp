@@ -12,8 +12,7 @@ namespace troupe::deploy::cli {
 
 namespace {
 
-/// Nodes that are asked at once: those that do not answer make the others wait no longer than one
-/// timeout for every so many of them.
+/// Nodes asked at once: silent nodes delay the others by at most one timeout per this many of them.
 constexpr std::size_t askers = 16;
 
 /// Asks every registered node that may be there for its report, several at once.
@@ -25,7 +24,7 @@ void collect_reports(actors::cluster_client& cluster, cluster_status& status,
       if (n.registered) n.report = cluster.report(n.member.node);
     }
   };
-  std::vector<std::jthread> threads;  // joined also where one of them cannot be had
+  std::vector<std::jthread> threads;  // joined even if a thread cannot be started
   for (std::size_t i = 0; i < std::min(askers, status.nodes.size()); ++i)
     threads.emplace_back(ask, i);
 }

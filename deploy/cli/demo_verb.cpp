@@ -15,7 +15,7 @@ namespace troupe::deploy::cli {
 
 namespace {
 
-/// Whether the demo can move anything over it, before anything is started.
+/// Checks that the demo can use the backend before it starts anything.
 result<void> look_at(const std::string& backend) {
   if (backend == "auto") return {};
   const auto all = backends_here();

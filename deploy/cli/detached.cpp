@@ -22,13 +22,13 @@ namespace {
 
 constexpr int first_of_others = STDERR_FILENO + 1;
 
-/// By number: not every header knows it. False: this kernel has none (before 5.9).
+/// By number: not every header has it. Returns false if the kernel lacks the call (before 5.9).
 bool close_from_to(unsigned first, unsigned last) noexcept {
   constexpr long number_of_close_range = 436;
   return first > last || ::syscall(number_of_close_range, first, last, 0U) == 0;
 }
 
-/// One by one, as the kernel lists them.
+/// Closes the descriptors one by one, as the kernel lists them.
 void close_listed(int keep) {
   std::vector<int> listed;
   const auto entries = transport::read_folder("/proc/self/fd");
@@ -53,7 +53,8 @@ void close_others(int keep) {
   if (!closed) close_listed(keep);
 }
 
-/// Of all the kernel takes those that the cpuset of this process has. Where it takes none, it stays as it is.
+/// Asks for all cores; the kernel limits them to the process's cpuset. Without effect if the kernel
+/// refuses.
 void use_all_cores() noexcept {
   constexpr std::size_t most_cores = 65'536;  // more than any kernel knows
   std::array<cpu_set_t, most_cores / CPU_SETSIZE> all{};
@@ -69,7 +70,7 @@ unexpected cannot_detach(const char* what) {
 }  // namespace
 
 result<void> detach(int keep, detached_cores cores) {
-  // While there is somebody to be told.
+  // Opened while an error can still be reported.
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   if (nothing < 0) return cannot_detach("/dev/null cannot be opened");
   std::cout.flush();

@@ -6,12 +6,12 @@
 
 namespace troupe::deploy::cli {
 
-/// On which cores a process goes on: on those that it was bound to, or on all that it may have.
+/// The cores of a detached process: those that it was bound to, or all that it may use.
 enum class detached_cores : std::uint8_t { as_before, all };
 
-/// Goes on as a process that is nobody's child, of a session of its own: this process ends here, with 0,
-/// and a child of it returns. Its standard streams are /dev/null, its folder is the root, and every other
-/// descriptor is closed but `keep` (-1: none). To be called before there is any other thread.
+/// Detaches: this process exits with 0, and a child of it, in a session of its own, returns. The
+/// child's standard streams are /dev/null, its folder is the root, and every other descriptor
+/// except `keep` (-1: none) is closed. Call it before any other thread is made.
 [[nodiscard]] result<void> detach(int keep, detached_cores cores);
 
 }  // namespace troupe::deploy::cli

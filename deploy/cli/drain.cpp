@@ -26,10 +26,10 @@ using std::chrono::milliseconds;
 using clock = std::chrono::steady_clock;
 
 constexpr milliseconds look_interval{200};
-/// From the order to leave to the end of a process: a node looks twice a second, and stops within
-/// ten.
+/// Time from the order to leave to the end of the process: a node checks twice a second and stops
+/// within ten.
 constexpr std::chrono::seconds leave_patience{15};
-/// A supervisor that does not answer for so long is gone.
+/// A supervisor that does not answer for this long is gone.
 constexpr std::chrono::seconds silence_patience{5};
 
 struct drain_arguments {
@@ -45,7 +45,7 @@ void complain_of_drain(const std::string& sentence) {
   std::cerr << "troupe drain: " + printable(sentence) + "\n";
 }
 
-/// One drain, watched from its order to the end of its nodes.
+/// Watches one drain from its order to the end of its nodes.
 class drain_watch {
  public:
   drain_watch(actors::cluster_client& cluster, std::uint64_t supervisor, std::string name,
@@ -78,7 +78,7 @@ class drain_watch {
     bool gone{false};
   };
 
-  /// Says what is new. Empty: it is not over.
+  /// Prints what is new. Empty until the drain is over.
   std::optional<exit_code> look_at(const actors::membership& members) {
     if (members.supervisor_incarnation != supervisor_) {
       complain_of_drain("the supervisor was restarted and has forgotten the drain. " + goes_on());
@@ -96,7 +96,8 @@ class drain_watch {
     return in_order_ ? exit_code::ok : exit_code::incomplete;
   }
 
-  /// Every rank of the replica drains. One that is down already is not waited for.
+  /// Finds every rank of the replica, since all drain. A rank that is already down is not waited
+  /// for.
   void find_ranks(const actors::membership& members) {
     const auto named = std::ranges::find(members.members, name_,
                                          [](const actors::member& m) { return m.node.name; });
@@ -163,7 +164,7 @@ class drain_watch {
   bool cancelled_{false};
 };
 
-/// The cluster, which is the one that the file describes; or what is wrong.
+/// Connects to the cluster and checks that it is the one that the file describes.
 result<std::pair<std::unique_ptr<actors::cluster_client>, std::uint64_t>> reach(
     const cluster_address& at) {
   auto cluster = actors::cluster_client::connect(at.client({}));
@@ -178,7 +179,7 @@ result<std::pair<std::unique_ptr<actors::cluster_client>, std::uint64_t>> reach(
   return std::pair{std::move(*cluster), members->supervisor_incarnation};
 }
 
-/// "a", or "a, b": and the verb that goes with it.
+/// "a", or "a, b", followed by the matching verb.
 std::string names_and(const std::string& names, const char* one, const char* several) {
   const auto shown = printable(names);
   return shown + " " + (shown.find(',') != std::string::npos ? several : one);
@@ -197,7 +198,7 @@ exit_code cancel(actors::cluster_client& cluster, const std::string& name) {
 exit_code run_drain(const drain_arguments& given) {
   const auto at = cluster_at("drain", given.where);
   if (!at) return exit_code::usage;
-  // What is wrong is in the answer; the lines of the network layer would only repeat it.
+  // The answer says what is wrong; the network layer's lines would only repeat it.
   actors::log_options log;
   log.level = "error";
   log.node = "drain";

@@ -20,7 +20,7 @@ event_cursor::news event_cursor::take(actors::event_page page) {
     known_ = event.sequence;
     out.events.push_back(std::move(event));
   }
-  // An answer without anything new would be asked for without an end.
+  // Without this check, an answer with no new events would be requested in an endless loop.
   out.more = !out.events.empty() && known_ < page.newest;
   return out;
 }

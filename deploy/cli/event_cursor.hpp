@@ -8,18 +8,18 @@
 
 namespace troupe::deploy::cli {
 
-/// Where a reader of a cluster's events is: it says what to ask for next and what is new in the
-/// answer, whatever became of the supervisor meanwhile. A plain class.
+/// The position of a reader of a cluster's events: what to ask for next and what is new in an
+/// answer, even if the supervisor was restarted meanwhile. A plain class.
 class event_cursor {
  public:
-  /// Begins behind the event of that number; 0: with the oldest that is kept.
+  /// Begins after the event of that number; 0: with the oldest kept event.
   explicit event_cursor(std::uint64_t since) : known_{since} {}
 
   struct news {
-    /// The supervisor is another one than before, or has not got as far as the event of that
-    /// number: its events start over with the next answer.
+    /// The supervisor is another one than before, or has not reached the event of that number: its
+    /// events start over with the next answer.
     bool restarted{false};
-    std::uint64_t missed{0};  ///< that were dropped before `events`
+    std::uint64_t missed{0};  ///< number of events dropped before `events`
     std::vector<actors::cluster_event> events;
     bool more{false};  ///< ask again at once
   };

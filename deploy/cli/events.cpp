@@ -38,7 +38,7 @@ struct events_arguments {
   bool json{false};
 };
 
-/// Reads on where it was, and prints. What is no event goes to standard error.
+/// Reads from its last position and prints events; everything else goes to standard error.
 class event_reader {
  public:
   event_reader(const events_arguments& given, const cluster_address& at)
@@ -50,7 +50,7 @@ class event_reader {
   event_reader(const event_reader&) = delete;
   event_reader& operator=(const event_reader&) = delete;
 
-  /// Prints all that is new, until `over` says so.
+  /// Prints all new events until `over` returns true.
   template <class Over>
   result<void> read(const Over& over) {
     if (!right_cluster_) {
@@ -60,7 +60,7 @@ class event_reader {
     for (bool more = true; more && !over();) {
       auto page = cluster_->events(cursor_.next());
       if (!page) {
-        right_cluster_ = false;  // another one may listen there when something does again
+        right_cluster_ = false;  // another cluster may listen there next time
         return fail(page.error());
       }
       presence_.here();
@@ -71,7 +71,7 @@ class event_reader {
     }
     return {};
   }
-  /// What was read last was that error.
+  /// The last read ended with that error.
   void away(const error& why) { presence_.away(to_string(why)); }
 
  private:
@@ -109,7 +109,8 @@ exit_code complain(const error& why) {
   return exit_code::failed;
 }
 
-/// A name that the file has not, and that nobody may join with, would be waited for in vain.
+/// Whether the node can exist: waiting for a name that is not in the file and that no node may join
+/// with would be in vain.
 bool has_node(const cluster_address& at, const std::string& node) {
   if (node.empty() || at.expected.empty()) return true;
   const auto place = config::open_place_of(node);
@@ -123,7 +124,8 @@ bool has_node(const cluster_address& at, const std::string& node) {
   return false;
 }
 
-/// Of a pipe (`| head`): nothing may happen for long that it could be noticed by.
+/// Whether a pipe's reader (`| head`) has closed it: without events no failing write would reveal
+/// this for long.
 bool reader_is_gone() {
   pollfd out{STDOUT_FILENO, 0, 0};
   return !std::cout || (::poll(&out, 1, 0) > 0 && (out.revents & POLLERR) != 0);

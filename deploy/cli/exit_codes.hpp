@@ -2,14 +2,14 @@
 
 namespace troupe::deploy::cli {
 
-/// What the `troupe` command ends with. Scripts rely on the numbers.
+/// Exit codes of the `troupe` command. Scripts rely on the numbers.
 enum class exit_code : int {
   ok = 0,
   failed = 1,         ///< the operation was tried and failed; standard error says why
   usage = 2,          ///< wrong arguments, or a deployment file that is not valid
   incomplete = 3,     ///< `status`: the supervisor answered, but not every node is up; `drain`: the
                       ///< node has left, but not with everything that it had ended
-  replaced = 4,       ///< `node`: another process has its name now; starting it again is no help
+  replaced = 4,       ///< `node`: another process has its name now; a restart would not help
   interrupted = 130,  ///< Ctrl-C or SIGTERM before a `demo`, `ask` or `bench` had finished
 };
 

@@ -10,9 +10,10 @@
 
 namespace troupe::deploy::cli {
 
-/// How long nobody has needed a supervisor that nobody has to start: no node was there, and no process asked
-/// for a name. Who asks counts for as long as a name is held for it: until names are given, and between two
-/// questions, it is no node, and it would begin the next supervisor.
+/// How long a supervisor that begins on demand has not been needed: no node was registered, and no
+/// process asked for a name. A process that asks for a name counts as long as the name is held for
+/// it: until it has the name, and between two questions, it is no node, and it would begin the next
+/// supervisor.
 class idle_time {
  public:
   using milliseconds = std::chrono::milliseconds;
@@ -21,15 +22,15 @@ class idle_time {
   idle_time(milliseconds limit, milliseconds claim_lasts)
       : limit_{limit}, claim_limit_{std::max(limit, claim_lasts)} {}
 
-  /// To be kept up by the supervisor.
+  /// The supervisor keeps this count current.
   [[nodiscard]] const std::shared_ptr<std::atomic<std::size_t>>& nodes() const { return nodes_; }
   [[nodiscard]] const std::shared_ptr<std::atomic<std::uint64_t>>& claims() const {
     return claims_;
   }
 
-  /// It can be found from now on.
+  /// The supervisor can be found from now on.
   void begin(time_point now) { since_ = now; }
-  /// To be asked again and again.
+  /// Poll this.
   [[nodiscard]] bool is_over(time_point now) {
     if (*nodes_ != 0) since_ = now;
     if (const auto asked = claims_->load(); asked != claims_seen_) {
@@ -38,7 +39,7 @@ class idle_time {
     }
     return now - since_ >= limit_ && (!claimed_ || now - *claimed_ >= claim_limit_);
   }
-  /// Whether nobody has come since that was asked.
+  /// Whether no node or process has come since `is_over` was called.
   [[nodiscard]] bool is_still() const { return *nodes_ == 0 && *claims_ == claims_seen_; }
 
  private:

@@ -29,7 +29,7 @@ namespace {
 
 using facts = std::vector<std::pair<std::string, std::string>>;
 
-// -- what was built
+// -- the build
 
 facts build_facts() {
   const std::string sanitizers = TROUPE_SANITIZERS;
@@ -43,7 +43,7 @@ facts build_facts() {
                          "." + std::to_string(SPDLOG_VER_PATCH)}};
 }
 
-// -- where it runs
+// -- the machine
 
 /// The value of the first line of a /proc file that begins with `key`; "unknown" without one.
 std::string proc_value(const char* path, const std::string& key) {
@@ -74,7 +74,7 @@ std::string entries_of(const char* folder, const std::string& prefix) {
   return names.empty() ? "none" : names;
 }
 
-/// What the devices say of themselves; where nobody can ask them, what the kernel calls them.
+/// The devices' own descriptions, or the kernel's names if the devices cannot be opened.
 std::string rdma_text() {
   std::string text;
   for (const auto& device : transport::describe_rdma_devices()) {
@@ -100,7 +100,7 @@ facts hardware_facts() {
           {"GPUs", entries_of("/dev/dri", "render")}};
 }
 
-// -- showing it
+// -- printing
 
 void print_facts(const char* heading, const facts& list) {
   std::cout << heading << "\n";

@@ -15,11 +15,11 @@ namespace troupe::deploy::cli {
 
 namespace {
 
-/// Whether one lives. What is called at `exit` cannot be taken back.
+/// Whether a `last_words` lives. An `exit` handler cannot be unregistered.
 std::atomic<bool> listening{false};
 
-/// Writes the line and ends the process: no destructors, since other threads are at work. Takes no
-/// memory.
+/// Writes the line and ends the process without destructors, since other threads still run.
+/// Allocates no memory.
 [[noreturn]] void end_with(const char* what, const char* why) noexcept {
   std::array<char, 512> line{};
   const int size = std::snprintf(line.data(), line.size(), "troupe: internal: %s: %s\n", what, why);
@@ -47,7 +47,7 @@ std::atomic<bool> listening{false};
 void on_exit_call(int code, void* /*unused*/) noexcept {
   if (!listening) return;
   std::array<char, 128> why{};
-  // As a rule the code is the errno of what failed.
+  // The code is usually an errno.
   (void)std::snprintf(why.data(), why.size(), "exit code %d (%s)", code,
                       code > 0 ? ::strerrordesc_np(code) : "no error");
   end_with("a library ended this process", why.data());

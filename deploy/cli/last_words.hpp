@@ -4,10 +4,11 @@
 
 namespace troupe::deploy::cli {
 
-/// While it lives, what ends the process behind the command's back is told in one line on standard
-/// error, and the process ends with `exit_code::failed` at once: an exception out of a thread (of a
-/// library, or by a defect of ours), and a library that calls `exit`. Without it the first is a signal
-/// and a core, the second a silent end with any code. One at a time.
+/// While it lives, an unexpected end of the process is reported in one line on standard error, and
+/// the process exits with `exit_code::failed` at once. Such ends are an exception out of a thread
+/// (of a library, or through a defect of ours) and a library that calls `exit`. Without this object
+/// the first is a signal and a core dump, the second a silent end with any code. Only one may live
+/// at a time.
 class last_words {
  public:
   last_words() noexcept;

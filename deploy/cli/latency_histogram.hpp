@@ -6,8 +6,8 @@
 
 namespace troupe::deploy::cli {
 
-/// Counts durations in bounded memory, however many there are: a percentile is at most 1/64 above
-/// the exact one, smallest and largest are exact.
+/// Counts any number of durations in bounded memory: a percentile is at most 1/64 above the exact
+/// one; smallest and largest are exact.
 class latency_histogram {
  public:
   void add(std::chrono::nanoseconds value) noexcept;
@@ -18,7 +18,8 @@ class latency_histogram {
     return std::chrono::duration<double, std::nano>{
         count_ == 0 ? 0.0 : sum_ns_ / static_cast<double>(count_)};
   }
-  /// The smallest value that at least this share (0 to 1) of all are not above. 0 when empty.
+  /// The smallest value that at least this share (0 to 1) of all values do not exceed. 0 when
+  /// empty.
   [[nodiscard]] std::chrono::nanoseconds percentile(double share) const noexcept;
 
  private:

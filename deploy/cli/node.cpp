@@ -50,9 +50,9 @@ namespace {
 using std::chrono::milliseconds;
 using clock = std::chrono::steady_clock;
 
-/// A good end takes a second or two. What takes longer than this hangs, and ends by the alarm.
+/// A clean end takes a second or two. After this time the node hangs, and the alarm ends it.
 constexpr unsigned stop_patience_s = 10;
-/// How often a node that runs looks whether its cluster still wants it.
+/// How often a running node checks whether its cluster still wants it.
 constexpr milliseconds standing_interval{500};
 
 struct node_arguments {
@@ -67,7 +67,7 @@ struct node_arguments {
   bool detach{false};
 };
 
-/// The end of a process that hangs. Only what a handler of signals may call.
+/// Ends a process that hangs. Calls only functions that are safe in a signal handler.
 void give_up(int /*signal*/) {
   constexpr std::string_view line = "troupe node: it does not end, and is ended now\n";
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
@@ -76,7 +76,7 @@ void give_up(int /*signal*/) {
 
 enum class why_ends : std::uint8_t { signalled, by_itself, not_found_any_more };
 
-/// From now on nothing can hang: the alarm ends the process, and where a signal was heard already
+/// From now on the process cannot hang: the alarm ends it, and if a signal was already heard,
 /// another one does so at once.
 void expect_the_end(stop_signals& signals, why_ends why) {
   if (why == why_ends::signalled) signals.restore();
@@ -84,13 +84,14 @@ void expect_the_end(stop_signals& signals, why_ends why) {
   ::alarm(stop_patience_s);
 }
 
-// -- what runs in the process
+// -- the running node
 
-/// What is started, and for how long it may wait until the cluster takes it in.
+/// The node to start, and how long it may wait until the cluster registers it.
 struct node_start {
   config::resolved_node node;
-  std::unique_ptr<actors::claimed_slot> claim;  ///< until it is taken in; null: it was named
-  /// Of a supervisor with `supervisor.begin`: until its process ends. Null: nobody finds it by that.
+  std::unique_ptr<actors::claimed_slot> claim;  ///< until it is registered; null: it was named
+  /// For a supervisor with `supervisor.begin`: kept until its process ends. Null if it is not found
+  /// in this way.
   std::unique_ptr<actors::supervisor_notice> notice;
   milliseconds wait_limit{-1};  ///< negative: none
   clock::time_point began{clock::now()};
@@ -98,9 +99,9 @@ struct node_start {
   [[nodiscard]] bool is_late() const {
     return wait_limit.count() >= 0 && clock::now() - began >= wait_limit;
   }
-  /// `waited` is what `wait_registered` says.
+  /// `waited` is the error of `wait_registered`.
   [[nodiscard]] error late(const error& waited) const {
-    const auto reason = waited.message.find(": ");  // behind how long that one wait was
+    const auto reason = waited.message.find(": ");  // skips how long that wait was
     return {errc::deadline,
             node.name + " was not taken in within the " + config::format_duration(wait_limit) +
                 " of --wait-limit: " +
@@ -108,7 +109,8 @@ struct node_start {
   }
 };
 
-/// Until a signal comes, it crashes (`internal`), nobody needs it any more, or nobody can find it.
+/// Runs until a signal comes, the supervisor crashes (`internal`), is no longer needed, or can no
+/// longer be found.
 result<why_ends> supervise(const node_start& start, const std::atomic<bool>& crashed,
                            idle_time& idle, stop_signals& signals) {
   while (!signals.wait(standing_interval)) {
@@ -171,9 +173,8 @@ result<void> run_supervisor(const config::deployment& deployment, const node_sta
   return {};
 }
 
-/// Serves a node that is started until the signal comes, it is drained, or it can serve nobody any
-/// more: another process has taken its place (`stale_incarnation`), or it has crashed inside
-/// (`internal`).
+/// Serves a started node until a signal comes, it is drained, or it can no longer serve: another
+/// process has taken its place (`stale_incarnation`), or it has crashed inside (`internal`).
 result<void> serve(engine& node, node_start& start, const announcer& tell, stop_signals& signals) {
   const auto self = node.report().node;
   tell.say({announcement::kind::listening, self.host, self.port});
@@ -182,14 +183,15 @@ result<void> serve(engine& node, node_start& start, const announcer& tell, stop_
   bool drained = false;
   result<void> ended;
   while (!signalled && !drained && ended) {
-    // Until it is registered both ends are waited for in turns; the node logs why it is not.
+    // Until it is registered, alternates between waiting for registration and for the end; the node
+    // logs why it is not registered.
     const auto standing = node.wait_registered(milliseconds{told ? 0 : 100});
     if (standing && !told) {
       tell.say({announcement::kind::registered, {}, 0});
       told = true;
       start.claim.reset();
     }
-    if (!standing && standing.error().code != errc::deadline) {  // that is: not yet
+    if (!standing && standing.error().code != errc::deadline) {  // `deadline`: not yet
       ended = fail(standing.error());
     } else if (!told && start.is_late()) {
       ended = fail(start.late(standing.error()));
@@ -233,7 +235,7 @@ result<void> run_role(const config::deployment& deployment, node_start& start,
     case config::role::store: return run_store(deployment, start, tell, signals);
     case config::role::prefill:
     case config::role::decode: return run_reference(deployment, start, tell, signals);
-    case config::role::both: break;  // a process of the user's, and refused by now
+    case config::role::both: break;  // the user's own process, refused earlier
   }
   return fail(errc::internal, "node of an unknown role");
 }
@@ -273,7 +275,8 @@ result<config::resolved_node> find_runnable(const config::deployment& deployment
   return *found;
 }
 
-/// What is wrong with being any node of that stage, before anybody is asked which; empty: nothing.
+/// Why no process can be a node of that stage, known before the supervisor is asked which; empty if
+/// one can.
 std::optional<error> complaint_of_stage(const config::deployment& deployment,
                                         const std::string& name) {
   const auto* stage = config::find_stage(deployment, name);
@@ -291,14 +294,14 @@ exit_code refuse(const error& why) {
   return exit_code::usage;
 }
 
-/// The same of a process whose standard error may be nowhere.
+/// Reports a refusal of a process that may have no standard error.
 exit_code say_refusal(const error& why, const announcer& tell) {
   actors::logger("node")->error("{}", to_string(why));
   tell.say({announcement::kind::failed, to_string(why), 0});
   return refuse(why);
 }
 
-/// Whoever started this process has seen the last of it.
+/// Detaches this process from the one that started it.
 result<void> go_on_detached(node_arguments& given, detached_cores cores) {
   if (!given.log.file.empty()) {
     std::error_code failed;
@@ -313,14 +316,14 @@ result<void> go_on_detached(node_arguments& given, detached_cores cores) {
   return detach(given.announce_fd, cores);
 }
 
-/// From now on the process goes by that name.
+/// Sets the name of the process.
 result<void> go_by(const std::string& name, actors::log_options& log) {
   name_this_process(process_name(name));
   log.node = name;
   return actors::init_logging(log);
 }
 
-/// Why the node is not what it was started to be any more, said where people look.
+/// Reports why the node can no longer run, in the log and to the starter.
 exit_code say_failure(const node_arguments& given, const std::string& name, const error& why,
                       const announcer& tell) {
   actors::logger("node")->error("{}", to_string(why));
@@ -330,7 +333,7 @@ exit_code say_failure(const node_arguments& given, const std::string& name, cons
   return why.code == errc::stale_incarnation ? exit_code::replaced : exit_code::failed;
 }
 
-/// Does what may wait for others, on a thread of its own, until a signal comes (`aborted`).
+/// Runs work that may block, on a thread of its own, until a signal comes (`aborted`).
 template <class Value, class Work>
 result<Value> unless_signalled(stop_signals& signals, Work work) {
   return or_error("this process cannot wait for the supervisor", [&]() -> result<Value> {
@@ -343,8 +346,8 @@ result<Value> unless_signalled(stop_signals& signals, Work work) {
   });
 }
 
-/// With `supervisor.begin`: finds the supervisor, or begins it. The node, which cannot be stopped before it
-/// has started, finds it at once then.
+/// With `supervisor.begin`: finds the supervisor, or begins it. The node, which cannot be stopped
+/// while it starts, then finds it at once.
 result<actors::found_supervisor> find_first(const config::deployment& deployment,
                                             const node_arguments& given, stop_signals& signals) {
   const bool has_limit = given.wait_limit.count() >= 0;
@@ -374,10 +377,10 @@ exit_code run_node(node_arguments& given) {
   if (!deployment) return exit_code::usage;
   if (given.supervisor_port != 0) {
     auto& supervisor = deployment->supervisor;
-    // A port that the OS chose is no name for what is kept: another run may get it.
+    // A port that the OS chose does not identify kept state: another run may get it.
     if (supervisor.port == 0 && supervisor.state_file == "auto") supervisor.state_file = "none";
     supervisor.port = given.supervisor_port;
-    // Whoever is told where it is looks for no other.
+    // A node that is told the supervisor's address looks for no other.
     if (given.name != "supervisor") supervisor.begin = false;
   }
   node_start start;
@@ -401,7 +404,7 @@ exit_code run_node(node_arguments& given) {
   }
   const auto first_name = given.name.empty() ? given.stage : given.name;
   if (given.detach) {
-    // One that is found by all belongs to none: what began it may be bound to a few cores.
+    // A supervisor shared by all uses all cores: the process that began it may be bound to a few.
     const bool is_begun = supervises && deployment->supervisor.begin;
     const auto cores = is_begun ? detached_cores::all : detached_cores::as_before;
     if (auto gone = go_on_detached(given, cores); !gone) return refuse(gone.error());
@@ -487,7 +490,7 @@ void add_node(CLI::App& app, exit_code& code) {
       "--detach", given->detach,
       "Goes on in the background, as a process that nobody waits for, once FILE and the\n"
       "name are seen to be right; its log is lost without --log-file");
-  // How `troupe up` hears from the nodes it starts.
+  // The pipe on which `troupe up` hears from the nodes that it starts.
   verb->add_option("--announce-fd", given->announce_fd)->group("");
   verb->callback([given, &code] {
     if (given->name.empty() && given->stage.empty()) throw CLI::RequiredError{"--name or --stage"};

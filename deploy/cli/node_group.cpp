@@ -15,21 +15,21 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// A good end takes a second or two. Whoever is there after this is killed.
+/// A clean end takes a second or two. Processes that still run after this are killed.
 constexpr std::chrono::milliseconds stop_patience = 8s;
-/// Signals that come so soon after the first are the same one.
+/// Signals within this time of the first count as the same one.
 constexpr auto second_thought = 1s;
 constexpr auto start_patience = 30s;
 /// Between the end of a node's pipe and the end of its process.
 constexpr auto exit_patience = 3s;
-/// When it is said that nodes wait for a supervisor: once all of them have listened for so long, or
-/// that one does not come to it; and again.
+/// When a reminder is printed that nodes wait for a supervisor: once all of them have listened for
+/// this long, or once one fails to register; repeated.
 constexpr auto first_reminder = 1s;
 constexpr auto slow_start = 10s;
 constexpr auto next_reminder = 30s;
 constexpr auto step_interval = 100ms;
 
-/// Its next life would end in the same way.
+/// Whether a restart helps, or would end in the same way.
 bool starting_again_helps(const std::optional<int>& code) {
   return code != to_int(exit_code::usage) && code != to_int(exit_code::replaced);
 }
@@ -62,7 +62,7 @@ bool node_group::start_all(const std::vector<group_member>& members) {
       return false;
     }
     children_.push_back(child{member, std::move(begun->process), std::move(begun->heard)});
-    // The others need its port, and a port that is taken should be the first thing that is said.
+    // The others need its port, and a taken port should be reported first.
     if (children_.back().supervises() && !wait_for_supervisor()) return false;
     if (signalled_) return true;
   }
@@ -78,7 +78,7 @@ result<node_group::started> node_group::start(const config::resolved_node& node)
   if (!given_.log_dir.empty()) {
     arguments.insert(arguments.end(), {"--log-file", given_.log_dir + "/" + node.name + ".log"});
   }
-  // Also the supervisor's next life gets it: the nodes look for it where its former one was.
+  // A restarted supervisor gets the same port, because the nodes look for it there.
   if (supervisor_port_ != 0) {
     arguments.insert(arguments.end(), {"--supervisor-port", std::to_string(supervisor_port_)});
   }
@@ -115,11 +115,11 @@ bool node_group::watch() {
   return true;
 }
 
-/// Waits for a signal or for news of a node, and starts those whose time has come. False: a node
-/// ended that is not started again.
+/// Waits for a signal or for news of a node, and restarts the nodes whose time has come. Returns
+/// false if a node ended that is not restarted.
 bool node_group::step(std::chrono::milliseconds timeout) {
   std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}};
-  for (const auto& c : children_)  // a negative descriptor is nothing to wait for
+  for (const auto& c : children_)  // poll ignores a negative descriptor
     fds.push_back({c.where == phase::runs ? c.heard.fd() : -1, POLLIN, 0});
   const auto ready =
       ::poll(fds.data(), fds.size(), static_cast<int>(until_next_start(timeout).count()));
@@ -175,7 +175,7 @@ void node_group::say_when_up() {
 
 // -- when one of them ends
 
-/// False: it is not started again, and so the others have to stop.
+/// Returns false if it is not restarted, so that the others have to stop.
 bool node_group::on_end(child& c) {
   (void)c.process.wait(exit_patience);
   const auto how = c.process.ended().value_or("a closed pipe, and does not end");
@@ -192,13 +192,13 @@ bool node_group::on_end(child& c) {
     return true;
   }
   if (c.member.restart == config::restart_policy::never) return give_up(c, what_happened);
-  // Who ends in good order was told to; but a deployment without its supervisor is none.
+  // A node that ends cleanly was told to; but a deployment without its supervisor is not in order.
   if (c.process.code() == to_int(exit_code::ok) && !c.supervises()) {
     complain(what_happened + "; it has left and is not started again");
     c.where = phase::left;
     return true;
   }
-  // The first start of the supervisor is what everything else waits for.
+  // All other nodes wait for the first start of the supervisor.
   const bool never_began = c.supervises() && supervisor_port_ == 0;
   if (never_began || c.process.code() == to_int(exit_code::ok)) return give_up(c, what_happened);
   if (starting_again_helps(c.process.code())) return start_later(c, what_happened);
@@ -206,8 +206,8 @@ bool node_group::on_end(child& c) {
   return c.supervises() ? work_on_without(c, no_help) : give_up(c, no_help);
 }
 
-/// Nodes need no supervisor for what they do, and would lose it: the supervisor is tried again for as
-/// long as they run.
+/// Nodes can work without the supervisor, and stopping them would lose their work: the supervisor
+/// is restarted for as long as they run.
 bool node_group::work_on_without(child& supervisor, const std::string& what_happened) {
   const bool alone = std::ranges::all_of(
       children_, [&](const child& c) { return &c == &supervisor || c.where == phase::left; });
@@ -291,7 +291,7 @@ bool node_group::nobody_is_left() const {
   return std::ranges::all_of(children_, [](const child& c) { return c.where == phase::left; });
 }
 
-/// Their logs say why, but may be elsewhere or off.
+/// Names the waiting nodes. Their logs say why they wait, but may be elsewhere or off.
 void node_group::say_who_waits() {
   std::string names;
   std::size_t waiting = 0;
@@ -309,14 +309,15 @@ void node_group::say_who_waits() {
 
 // -- stopping
 
-/// All nodes at once: they tell each other that they leave. False: a node did not end in good order.
+/// Stops all nodes at once: they tell each other that they leave. Returns false if a node did not
+/// end cleanly.
 bool node_group::stop_all() {
   stopping_since_ = clock::now();
   bool hurried = false;
   ending_group group;
   group.patience = stop_patience;
-  // A second signal means: now. Not one right behind the first, though: timeout(1) and others signal
-  // the process and then its group.
+  // A second signal means: now. A signal right after the first does not count: timeout(1) and
+  // others signal the process and then its group.
   group.hurried = [&] {
     hurried = hurried || (signals_.wait(0ms) && clock::now() - stopping_since_ > second_thought);
     return hurried;
@@ -352,10 +353,10 @@ bool node_group::stop_all() {
   return clean;
 }
 
-/// Says how a node ended that should have ended well.
+/// Reports a node that should have ended cleanly and did not.
 bool node_group::ended_well(child& c) {
   const auto how = c.process.ended().value_or("nothing");
-  // Signal 15: it was told to stop before it had come so far as to expect it.
+  // Signal 15: it was told to stop before it had installed its handler.
   if (c.reported || how == "exit code 0" || how == "signal 15") return true;
   complain(c.who() + " ended with " + how + " when told to stop");
   return false;

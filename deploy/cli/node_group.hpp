@@ -16,15 +16,15 @@
 
 namespace troupe::deploy::cli {
 
-/// A sentence of `troupe up` on standard error, in one write: the nodes write their log lines to the
-/// same place meanwhile.
+/// Writes a sentence of `troupe up` to standard error in one write, since the nodes write their log
+/// lines there, too.
 void complain(const std::string& sentence);
 
 struct group_options {
   std::string file;
   std::string log_level{"info"};
   std::string log_dir;     ///< empty: the nodes log to our standard error
-  std::string supervisor;  ///< the address that the nodes ask, when none of them is the supervisor
+  std::string supervisor;  ///< the supervisor's address, if it is none of them
 };
 
 struct group_member {
@@ -32,22 +32,22 @@ struct group_member {
   config::restart_policy restart{config::restart_policy::never};
 };
 
-/// The processes that `troupe up` started, from the first to the last moment.
+/// The processes that `troupe up` starts, from start to end.
 ///
-/// A process of a member
+/// The states of a member's process:
 ///
 ///     runs --ended, failed--> waits --its delay is over--> runs
 ///     runs --ended with 0 (it was drained, or told to stop)--> left
-///     runs --ended, and its policy is `never`, or starting it again would not help--> all stop
+///     runs --ended, and its policy is `never`, or a restart would not help--> all stop
 ///
-/// `waits` is for `on_failure` alone, and so is `left` but for who was drained.
+/// Only members with `on_failure` enter `waits`. They and drained members enter `left`.
 class node_group {
  public:
   explicit node_group(group_options given) : given_{std::move(given)} {}
 
-  /// Starts the members in their order (the supervisor, if it is one, is the first) and watches them
-  /// until a signal comes or all have left, which is success, or until one ends that is not started
-  /// again. All of them have ended when it returns.
+  /// Starts the members in their order (the supervisor, if it is one, comes first) and watches them
+  /// until a signal comes, all have left, which is success, or a member ends that is not restarted.
+  /// All of them have ended when it returns.
   exit_code run(const std::vector<group_member>& members);
 
  private:
@@ -56,7 +56,7 @@ class node_group {
 
   struct child {
     group_member member;
-    child_process process;  ///< the last one
+    child_process process;  ///< the latest one
     announcements heard;
     phase where{phase::runs};
     restart_backoff backoff{};
@@ -65,9 +65,9 @@ class node_group {
     bool listens{false};
     clock::time_point listens_since{};
     bool registered{false};
-    bool drained{false};    ///< it leaves since an operator wants it to
-    bool reported{false};   ///< its end was said already
-    std::string failure{};  ///< what it said of itself
+    bool drained{false};    ///< it leaves because an operator drained it
+    bool reported{false};   ///< its end was printed already
+    std::string failure{};  ///< its own account
 
     [[nodiscard]] bool supervises() const { return member.node.role == config::role::supervisor; }
     [[nodiscard]] std::string who() const;
@@ -105,7 +105,7 @@ class node_group {
   static bool ended_well(child& c);
 
   group_options given_;
-  std::uint16_t supervisor_port_{0};  ///< of our own one; 0: the deployment's
+  std::uint16_t supervisor_port_{0};  ///< of our own supervisor; 0: the deployment's
   stop_signals signals_;
   std::vector<child> children_;
   bool signalled_{false};

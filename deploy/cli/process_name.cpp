@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::size_t max_name = 15;  // of a process, as Linux keeps it
 
-/// Where the numbers of a node begin: behind "decode" of "decode-0-tp3". Its size when it has none.
+/// The position of the numbers in a node's name: after "decode" in "decode-0-tp3". Its size if
+/// there are none.
 std::size_t numbers_of(std::string_view node) {
   const auto before_digits = [node](std::size_t end) {
     while (end > 0 && node[end - 1] >= '0' && node[end - 1] <= '9') --end;

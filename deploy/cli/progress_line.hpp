@@ -6,17 +6,16 @@
 
 namespace troupe::deploy::cli {
 
-/// How far something is: one line that is written over on a terminal, a line of its own once a
-/// second elsewhere.
+/// A progress display: one line that is overwritten on a terminal, else a new line once a second.
 class progress_line {
  public:
   progress_line(std::ostream& out, bool terminal) : out_{out}, terminal_{terminal} {}
-  /// Takes the line away from the terminal.
+  /// Clears the line from the terminal.
   ~progress_line();
   progress_line(const progress_line&) = delete;
   progress_line& operator=(const progress_line&) = delete;
 
-  /// `share` is 0 to 1, `text` what stands behind the bar.
+  /// `share` is 0 to 1; `text` follows the bar.
   void show(double share, const std::string& text);
 
  private:

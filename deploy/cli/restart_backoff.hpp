@@ -9,7 +9,7 @@
 
 namespace troupe::deploy::cli {
 
-/// When `troupe up` starts a node again that ended by a failure. No clock in it: time is passed in.
+/// When `troupe up` restarts a failed node. Has no clock: time is passed in.
 ///
 ///     started --up--> up --ended--> waits for `delay` --> started
 ///     started --------ended-------> waits for `delay` --> started
@@ -25,11 +25,11 @@ class restart_backoff {
   static constexpr std::uint32_t most_restarts{5};
   static constexpr std::chrono::seconds counted_within{60};
 
-  /// The cluster has taken it in. Counts once a life.
+  /// The cluster has registered the node. Counts once a life.
   void up(clock::time_point now) noexcept {
     if (!up_since_) up_since_ = now;
   }
-  /// It ended, or could not be started: how long to wait before the next start. Empty: it is given
+  /// The node ended, or could not be started. Returns the time until the next start; empty to give
   /// up.
   [[nodiscard]] std::optional<std::chrono::milliseconds> ended(clock::time_point now) {
     if (up_since_ && now - *up_since_ >= good_life) next_ = first_delay;
@@ -39,7 +39,7 @@ class restart_backoff {
     next_ = std::min(2 * next_, longest_delay);
     return delay;
   }
-  /// How often it ended within the minute before its last end, that one included.
+  /// The number of ends within the minute up to the last end, including it.
   [[nodiscard]] std::size_t ends() const noexcept { return intensity_.ends(); }
 
  private:

@@ -9,8 +9,8 @@
 namespace troupe::deploy::cli {
 
 /// Runs `work`, which may wait for peers, on a thread of its own and listens for signals meanwhile.
-/// At the first one it calls `on_signal`, waits for `work` and returns false; from then on another
-/// signal ends the process at once. True: none came.
+/// At the first signal it calls `on_signal`, waits for `work` and returns false; from then on
+/// another signal ends the process at once. Returns true if no signal came.
 template <class Work, class OnSignal>
 [[nodiscard]] bool run_and_listen(stop_signals& signals, Work work, OnSignal on_signal) {
   using std::chrono::milliseconds;

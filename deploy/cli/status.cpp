@@ -57,7 +57,7 @@ exit_code run_status(const status_arguments& given) {
                        *config::parse_duration(given.interval), milliseconds{given.timeout_ms}});
 }
 
-/// What is wrong with an interval; empty: nothing.
+/// The complaint about an interval; empty if it is valid.
 std::string complaint_of_interval(const std::string& text) {
   const auto time = config::parse_duration(text);
   const bool good = time && *time >= min_watch_interval && *time <= max_watch_interval;

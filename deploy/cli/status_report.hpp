@@ -17,13 +17,13 @@ struct node_rates {
   double bytes{0};      ///< moved, per second
 };
 
-/// What `troupe status` found out, before it is shown.
+/// The data of `troupe status` before it is printed.
 struct cluster_status {
   struct node {
     actors::member member;               ///< only `member.node.name` and so on when not registered
     bool registered{true};               ///< false: the file names it, the supervisor does not
     result<actors::node_report> report;  ///< or why there is none
-    std::optional<node_rates> rates{};   ///< of a node that was seen before, where it is watched
+    std::optional<node_rates> rates{};   ///< when watched, of a node that was seen before
   };
   std::string supervisor;  ///< HOST:PORT
   actors::membership members;
@@ -38,7 +38,7 @@ void print_tables(const cluster_status& status, std::ostream& out);
 /// One object: cluster, epoch, supervisor, complete, and nodes with backends, links, pool and
 /// transfers.
 [[nodiscard]] std::string to_json(const cluster_status& status);
-/// The same in one line, with `unix_ms`, when it was looked.
+/// The same in one line, with `unix_ms`, the time of the look.
 [[nodiscard]] std::string to_json_line(const cluster_status& status, std::uint64_t unix_ms);
 
 }  // namespace troupe::deploy::cli

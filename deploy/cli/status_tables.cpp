@@ -31,7 +31,7 @@ std::string role_of(const actors::node_info& node) {
   return role ? std::string{to_string(*role)} : "unknown";
 }
 
-/// Columns that only a watched cluster has.
+/// Adds the columns that only a watched cluster has.
 void add_rates(const cluster_status::node& n, std::vector<std::string>& row) {
   if (n.rates) {
     row.insert(row.end(), {fixed_text(n.rates->transfers, 1),
@@ -41,7 +41,7 @@ void add_rates(const cluster_status::node& n, std::vector<std::string>& row) {
   }
 }
 
-/// Those that move or are about to; a source that is held for a decode rank waits.
+/// Counts the transfers that move or are about to; a source that is held for a decode rank waits.
 std::ptrdiff_t active_transfers(const actors::node_report& report) {
   return std::ranges::count_if(report.transfers,
                                [](const auto& one) { return one.side != "held"; });
@@ -106,7 +106,7 @@ std::string labels_text(const std::vector<actors::node_label>& labels) {
   return text.empty() ? "-" : text;
 }
 
-/// What nodes of open stages announced; nothing where there is no such node.
+/// Prints what nodes of open stages announced; nothing if there is no such node.
 void print_announced(const cluster_status& status, std::ostream& out) {
   text_table table{{{"JOINED"}, {"REPLICA NAME"}, {"FINGERPRINT"}, {"LABELS"}}};
   for (const auto& n : status.nodes) {
@@ -166,7 +166,7 @@ void print_links(const cluster_status& status, std::ostream& out) {
   table.print(out);
 }
 
-/// Which device each lane goes through; nothing where no lane is a queue pair.
+/// Prints each lane's device; nothing if no lane is a queue pair.
 void print_lanes(const cluster_status& status, std::ostream& out) {
   text_table table{{{"LANE OF"},
                     {"PEER"},

@@ -27,8 +27,8 @@ namespace {
 using std::chrono::milliseconds;
 using clock = std::chrono::steady_clock;
 
-/// The window that standard output is, as it is now. A column is left free: at the end of a full
-/// row terminals differ in what clearing the rest of it clears.
+/// The present size of the window behind standard output. One column is left free, because
+/// terminals differ in what clearing to the end of a full row clears.
 window window_now() {
   winsize size{};
   window out;
@@ -38,7 +38,7 @@ window window_now() {
   return out;
 }
 
-/// Where looks go, and what there is to say between them.
+/// The destination of looks and of messages between them.
 class watch_view {
  public:
   virtual ~watch_view() = default;
@@ -47,7 +47,7 @@ class watch_view {
   virtual void restarted(std::uint64_t incarnation) = 0;
 };
 
-/// One after another, for a file or a pipe. What is no table goes to standard error.
+/// Prints tables one after another, for a file or a pipe. Messages go to standard error.
 class listed final : public watch_view {
  public:
   listed(const actors::cluster_client& cluster, watch_form form)
@@ -78,7 +78,7 @@ void write_now(std::string_view text) noexcept {
   [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
 }
 
-/// Ctrl-Z: the shell gets a terminal with a cursor. Returns when the process is continued.
+/// Ctrl-Z: shows the cursor for the shell and stops. Returns when the process is continued.
 void stop_with_cursor(int signal) {
   const int before = errno;
   write_now(show_cursor);
@@ -89,7 +89,7 @@ void stop_with_cursor(int signal) {
   sigset_t mask{};
   sigemptyset(&mask);
   sigaddset(&mask, signal);
-  ::raise(signal);  // stops the process as soon as it is let through
+  ::raise(signal);  // stops the process once it is unblocked
   ::pthread_sigmask(SIG_UNBLOCK, &mask, nullptr);
   ::pthread_sigmask(SIG_BLOCK, &mask, nullptr);
   ::sigaction(signal, &ours, nullptr);
@@ -97,7 +97,7 @@ void stop_with_cursor(int signal) {
   errno = before;
 }
 
-/// The terminal has no cursor for as long as it lives, but while the process is stopped.
+/// Hides the terminal's cursor while it lives, except while the process is stopped.
 class hidden_cursor {
  public:
   hidden_cursor() {
@@ -119,7 +119,7 @@ class hidden_cursor {
   struct sigaction before_ {};
 };
 
-/// The newest tables, drawn in place; the cursor, which would jump about, is hidden meanwhile.
+/// Draws the newest tables in place, with the cursor, which would jump about, hidden.
 class drawn final : public watch_view {
  public:
   drawn(const actors::cluster_client& cluster, milliseconds interval)
@@ -159,7 +159,7 @@ class drawn final : public watch_view {
   hidden_cursor no_cursor_;
 };
 
-/// Not for longer than the cluster.
+/// The view must not outlive the cluster.
 std::unique_ptr<watch_view> view_for(const actors::cluster_client& cluster,
                                      const watch_options& how) {
   if (how.form == watch_form::tables && ::isatty(STDOUT_FILENO) != 0)
@@ -182,7 +182,7 @@ exit_code watch_status(const cluster_address& at, const watch_options& how) {
     const auto look = [&] { status = look_at(*cluster, at, cancelled); };
     const auto end = [&] {
       cancelled = true;
-      view.reset();  // the terminal is as it was, although the answers that are due come first
+      view.reset();  // restores the terminal before the answers still due arrive
     };
     if (!run_and_listen(signals, look, end)) return exit_code::ok;
     if (status) {

@@ -23,13 +23,13 @@ struct watch_options {
   std::chrono::milliseconds timeout{3000};  ///< of each node's answer
 };
 
-/// `troupe status --watch`: looks again and again until a signal comes, through the supervisor's
-/// absence and restarts, which it says.
+/// `troupe status --watch`: looks repeatedly until a signal comes. Continues through the
+/// supervisor's absence and restarts, and reports them.
 [[nodiscard]] exit_code watch_status(const cluster_address& at, const watch_options& how);
 
 // -- parts of it
 
-/// What each node did per second between two looks, by its own clock.
+/// Each node's work per second between two looks, by the node's own clock.
 class rate_meter {
  public:
   /// Sets `rates` of every node that was seen before in the same life.
@@ -50,12 +50,12 @@ struct window {
   std::size_t columns{80};
 };
 
-/// Text as a window shows it whole: longer lines are cut, and where there are too many the last one
-/// says how many rows were left out. No newline at the end.
+/// Text that fits a window: longer lines are cut, and if there are too many, the last one says how
+/// many rows were left out. No newline at the end.
 [[nodiscard]] std::string fitted(std::string_view text, window size);
 
-/// What draws such text over the former one: no row is cleared before it is written, so nothing
-/// flickers.
+/// The bytes that draw such text over the previous one: no row is cleared before it is written, so
+/// nothing flickers.
 [[nodiscard]] std::string redrawn(std::string_view text);
 
 }  // namespace troupe::deploy::cli

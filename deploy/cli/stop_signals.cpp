@@ -22,7 +22,7 @@ stop_signals::stop_signals() {
 }
 
 stop_signals::~stop_signals() {
-  // What came while its owner was ending already has been heard.
+  // Discards signals that arrived while the owner was already ending.
   while (wait(std::chrono::milliseconds{0})) {
   }
   if (fd_ >= 0) ::close(fd_);

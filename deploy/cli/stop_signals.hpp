@@ -9,7 +9,8 @@ namespace troupe::deploy::cli {
 /// any other thread: threads inherit the blocked signals from the one that makes them.
 class stop_signals {
  public:
-  /// Throws `std::system_error` where they cannot be watched: whoever cannot be stopped must not begin.
+  /// Throws `std::system_error` if they cannot be watched: a process that cannot be stopped must
+  /// not begin.
   stop_signals();
   ~stop_signals();
   stop_signals(const stop_signals&) = delete;
@@ -17,10 +18,11 @@ class stop_signals {
 
   /// Readable while a signal waits.
   [[nodiscard]] int fd() const noexcept { return fd_; }
-  /// Waits for a signal, at most so long (negative: for ever), and consumes it. False: none came.
+  /// Waits for a signal, at most `timeout` (negative: for ever), and consumes it. Returns false if
+  /// none came.
   [[nodiscard]] bool wait(std::chrono::milliseconds timeout) noexcept;
-  /// From now on such a signal ends the process at once: for whoever does not want to wait for a
-  /// good end.
+  /// From now on such a signal ends the process at once, for a user who does not want to wait for a
+  /// clean end.
   void restore() noexcept;
 
  private:

@@ -11,7 +11,7 @@
 namespace troupe::deploy::cli {
 
 std::string time_text(std::uint64_t unix_ms) {
-  // What comes over the network may be no time at all.
+  // A value from the network may not be a valid time.
   constexpr std::uint64_t last = 253'402'300'799'999;  // of the year 9999
   const auto seconds = static_cast<std::time_t>(unix_ms / 1000);
   std::tm parts{};

@@ -7,14 +7,15 @@
 
 namespace troupe::deploy::cli {
 
-/// Wall-clock time as log lines have it: local, "2026-11-21T13:59:07.803".
+/// Local wall-clock time as in log lines: "2026-11-21T13:59:07.803".
 [[nodiscard]] std::string time_text(std::uint64_t unix_ms);
 [[nodiscard]] std::uint64_t unix_ms_now();
 
-/// Says on standard error, once each, that the supervisor does not answer and that it does again.
+/// Reports on standard error, once each, that the supervisor does not answer and that it answers
+/// again.
 class supervisor_presence {
  public:
-  /// `address`: where it is asked as it says so; the next one may be elsewhere.
+  /// `address` returns the supervisor's current address; the next supervisor may be elsewhere.
   supervisor_presence(std::string verb, std::function<std::string()> address)
       : verb_{std::move(verb)}, address_{std::move(address)} {}
   void away(const std::string& why);

@@ -9,7 +9,8 @@
 
 namespace troupe::deploy::cli {
 
-/// Rows of words under headings, each column as wide as its widest word; numbers to the right.
+/// Rows of words under headings. Each column is as wide as its widest word; numbers are
+/// right-aligned.
 class text_table {
  public:
   enum class align : std::uint8_t { left, right };
@@ -19,7 +20,7 @@ class text_table {
   };
 
   explicit text_table(std::vector<column> columns) : columns_{std::move(columns)} {}
-  /// One word per column; what is missing is empty, what is too much is left out.
+  /// One word per column; missing words are empty, extra words are dropped.
   void add(std::vector<std::string> row);
   [[nodiscard]] bool empty() const noexcept { return rows_.empty(); }
   void print(std::ostream& out) const;
@@ -34,7 +35,7 @@ using config::printable;
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 /// "3d 04:05:06", "04:05:06", "5.2 s", "310 ms"
 [[nodiscard]] std::string duration_text(std::uint64_t ms);
-/// A fixed number of digits behind the point.
+/// A fixed number of digits after the point.
 [[nodiscard]] std::string fixed_text(double value, int digits);
 
 }  // namespace troupe::deploy::cli

@@ -27,8 +27,8 @@ struct up_arguments {
 
 // -- which nodes
 
-/// That of its stage. Nodes that are started again need a supervisor to come back to: it is started
-/// again where any of them is.
+/// The policy of the node's stage. Restarted nodes need a supervisor to come back to, so it is
+/// restarted if any of them is.
 config::restart_policy restart_of(const config::deployment& deployment,
                                   const config::resolved_node& node) {
   constexpr auto returns = config::restart_policy::on_failure;
@@ -37,7 +37,7 @@ config::restart_policy restart_of(const config::deployment& deployment,
   return any != deployment.stages.end() ? returns : config::restart_policy::never;
 }
 
-/// Whoever asks for an open stage by name waits for nodes that nobody here starts.
+/// Refuses an open stage by name: `up` starts none of its nodes.
 result<void> refuse_open(const config::deployment& deployment,
                          const std::vector<std::string>& only) {
   for (const auto& name : only) {
@@ -51,7 +51,7 @@ result<void> refuse_open(const config::deployment& deployment,
   return {};
 }
 
-/// Whoever asks for a supervisor that nobody has to start would get one that `up` stops again.
+/// Refuses a supervisor that begins on demand: `up` would stop it again.
 result<void> refuse_begun(const config::deployment& deployment,
                           const std::vector<std::string>& only) {
   if (!deployment.supervisor.begin ||
@@ -63,7 +63,7 @@ result<void> refuse_begun(const config::deployment& deployment,
       "where they find none; `troupe node FILE --name supervisor` runs one here");
 }
 
-/// What is to be started here, in order; or the sentence that says what is wrong with the choice.
+/// The members to start here, in order; or an error that says what is wrong with the choice.
 result<std::vector<group_member>> choose(const config::deployment& deployment,
                                          const std::vector<std::string>& only) {
   if (auto named = refuse_open(deployment, only); !named) return fail(named.error());
@@ -106,7 +106,7 @@ result<std::vector<group_member>> choose(const config::deployment& deployment,
   return chosen;
 }
 
-/// Makes the folder for the logs. Before anything is started.
+/// Makes the folder for the logs, before any node is started.
 result<void> make_log_dir(const std::string& path) {
   if (path.empty()) return {};
   std::error_code why;

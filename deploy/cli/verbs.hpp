@@ -6,8 +6,8 @@ namespace CLI {
 class App;
 }
 
-/// One function per verb: each declares its arguments on `app`, and `code` gets what it ended with.
-/// What a verb does stands in the file of its name.
+/// One function per verb: each declares its arguments on `app` and stores its exit code in `code`.
+/// Each verb is implemented in the file of its name.
 namespace troupe::deploy::cli {
 
 void add_ask(CLI::App& app, exit_code& code);

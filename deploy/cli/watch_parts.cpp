@@ -1,4 +1,4 @@
-// What `troupe status --watch` needs and is neither a terminal nor a clock.
+// The parts of `troupe status --watch` that need neither a terminal nor a clock.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -19,7 +19,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
-/// So many characters of UTF-8: a byte that goes on with one takes no column.
+/// The first `columns` characters of UTF-8: a continuation byte takes no column.
 std::string_view cut(std::string_view line, std::size_t columns) {
   std::size_t taken = 0;
   for (std::size_t i = 0; i < line.size(); ++i) {

@@ -52,7 +52,7 @@ class node_source final : public block_source {
     return held_blocks{std::move(*blocks)};
   }
   void free(const held_blocks& blocks) override {
-    // Refused only for blocks that are not ours, and we free only what we were given.
+    // Cannot fail: it refuses only foreign blocks, and we free only our own.
     for (const auto& part : blocks.parts()) (void)node_.free_blocks(part.owner, part.blocks);
   }
   void pin(const held_blocks&) override {}

@@ -23,7 +23,7 @@ class held_blocks {
   [[nodiscard]] std::size_t size() const noexcept;
   [[nodiscard]] bool empty() const noexcept { return parts_.empty(); }
   [[nodiscard]] std::vector<block_id> ids() const;
-  /// Cuts off and returns what is behind the first `keep` blocks.
+  /// Removes and returns the blocks after the first `keep`.
   [[nodiscard]] held_blocks split_off(std::size_t keep);
   [[nodiscard]] const std::vector<kvcache::allocation>& parts() const noexcept { return parts_; }
 
@@ -31,15 +31,15 @@ class held_blocks {
   std::vector<kvcache::allocation> parts_;
 };
 
-/// Where an engine has its blocks from. Not thread-safe.
+/// The source of an engine's blocks. Not thread-safe.
 class block_source {
  public:
   virtual ~block_source() = default;
   /// `pool_exhausted`.
   [[nodiscard]] virtual result<held_blocks> allocate(std::size_t count) = 0;
   virtual void free(const held_blocks& blocks) = 0;
-  /// A transfer begins, or has become quiescent, in these blocks: what is freed in between is not
-  /// given out.
+  /// A transfer in these blocks begins (`pin`) or has become quiescent (`unpin`). Blocks freed in
+  /// between are not given out.
   virtual void pin(const held_blocks& blocks) = 0;
   virtual void unpin(const held_blocks& blocks) = 0;
   [[nodiscard]] virtual std::size_t free_blocks() const = 0;
@@ -49,7 +49,7 @@ class block_source {
 
 /// The node's pool. It keeps pins and quarantine itself.
 [[nodiscard]] std::unique_ptr<block_source> node_blocks(troupe::engine& node);
-/// A cache that the engine brought: it also keeps the books.
+/// A cache that the engine brought, with its own bookkeeping.
 [[nodiscard]] std::unique_ptr<block_source> own_blocks(std::uint32_t blocks);
 
 }  // namespace troupe::reference

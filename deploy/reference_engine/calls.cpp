@@ -25,7 +25,7 @@ payload bytes_of(const json& value) {
   return {text.begin(), text.end()};
 }
 
-/// Replaces `into` by the member's value; a member that is not there leaves it.
+/// Replaces `into` by the member's value; a missing member leaves it unchanged.
 template <class T>
 void take(const json& object, const char* key, T& into) {
   if (const auto found = object.find(key); found != object.end()) into = found->get<T>();
@@ -44,7 +44,7 @@ void take(const json& object, const char* key, generation& into) {
   take(*found, "logits_checksum", into.logits_checksum);
 }
 
-/// Parses an object and lets `fill` take its members; what the library throws ends here.
+/// Parses an object and lets `fill` take its members. Exceptions of the library are caught here.
 template <class T, class Fill>
 result<T> parse(const char* what, const void* data, std::size_t size, Fill fill) {
   try {

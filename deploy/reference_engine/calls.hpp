@@ -1,6 +1,6 @@
 #pragma once
 
-/// What a frontend asks the reference engine for, as JSON in the payload of a `call`. Fields that
+/// The calls of a frontend to the reference engine, as JSON in the payload of a `call`. Fields that
 /// are left out have the defaults below; times are milliseconds, clock readings nanoseconds of
 /// CLOCK_MONOTONIC.
 ///
@@ -28,15 +28,15 @@ namespace troupe::reference {
 inline constexpr std::uint32_t max_prompt_tokens = 100'000;
 inline constexpr std::uint32_t max_new_tokens = 100'000;
 
-/// Compute the prompt's cache and hand it to whoever asks for the request.
+/// Computes the prompt's cache and hands it to the decode ranks that ask for the request.
 struct prefill_call {
   std::string request;        ///< 1 to 256 bytes
   std::vector<token> prompt;  ///< token numbers
   std::uint32_t chunk{0};     ///< tokens computed at a time; 0: the whole prompt
   sampling how;
-  std::uint32_t consumers{0};    ///< decode ranks that will take it; 0: as their parallel size says
-  std::uint32_t deadline_ms{0};  ///< 0: the deployment's
-  std::vector<std::string> held_for{};  ///< decode nodes that it is for; may be left out
+  std::uint32_t consumers{0};           ///< decode ranks that will take it; 0: their parallel size
+  std::uint32_t deadline_ms{0};         ///< 0: the deployment's
+  std::vector<std::string> held_for{};  ///< decode nodes it is for; optional
 };
 struct prefill_reply {
   std::uint32_t prompt_tokens{0};
@@ -45,7 +45,7 @@ struct prefill_reply {
   std::int64_t started_ns{0}, computed_ns{0}, done_ns{0};
 };
 
-/// Take the cache from `sources` and continue the text. `decode_at` makes it of a placement.
+/// Takes the cache from `sources` and continues the text. `decode_at` makes it from a placement.
 struct decode_call {
   std::string request;
   std::vector<std::string> sources;  ///< nodes of the prefill replica, in rank order
@@ -53,18 +53,19 @@ struct decode_call {
       replica;  ///< nodes of this replica, in rank order; may be empty with one rank
   transfer_mode mode{transfer_mode::write};
   std::vector<token> prompt;
-  std::uint32_t max_tokens{1};  ///< of the text, the prefill's first token among them
+  std::uint32_t max_tokens{1};  ///< of the text, including the prefill's first token
   sampling how;
-  bool reuse_prefix{false};  ///< take over what a finished request left, and leave this one's
+  bool reuse_prefix{false};  ///< reuse the cache of a finished request, and keep this one's
   std::uint32_t deadline_ms{0};
-  std::uint64_t placed_by{0}, placed_at{0};  ///< of the placement, if there was one: by whom, when
+  std::uint64_t placed_by{0}, placed_at{0};  ///< of the placement, if there was one
 };
-/// The call of a placed request, all but its text: id, nodes, mode, and by whom and when it was placed.
+/// The call of a placed request without its text: id, nodes, mode, and by whom and when it was
+/// placed.
 [[nodiscard]] decode_call decode_at(const actors::placement& where);
 struct decode_reply {
   generation text;         ///< empty from ranks other than 0, which hand their heads to rank 0
-  std::uint64_t bytes{0};  ///< that arrived at this rank
-  std::uint32_t prefix_tokens{0};  ///< that did not have to be moved
+  std::uint64_t bytes{0};  ///< arrived at this rank
+  std::uint32_t prefix_tokens{0};  ///< reused, not moved
   std::int64_t started_ns{0}, received_ns{0}, done_ns{0};
   std::int64_t computed_ns{0};  ///< the prefill side's clock when it had computed everything
   /// Share of the moved cache that had landed before `computed_ns`, 0 to 1. Means something when
@@ -72,7 +73,7 @@ struct decode_reply {
   double landed_early{0.0};
 };
 
-/// What the prefill side seals with.
+/// The aux data with which the prefill side seals.
 struct handoff {
   generation text;  ///< the first token
   std::int64_t computed_ns{0};
@@ -97,11 +98,11 @@ using payload = std::vector<std::uint8_t>;
 [[nodiscard]] payload to_json(const decode_reply& reply);
 [[nodiscard]] payload to_json(const model_reply& reply);
 [[nodiscard]] payload to_json(const text_reply& reply);
-/// Also what `text` is called with.
+/// Also the payload of `text`.
 [[nodiscard]] payload abort_to_json(const std::string& request);
 [[nodiscard]] std::vector<std::byte> to_aux(const handoff& what);
 
-/// `invalid_config` naming what is wrong; what they return is within the bounds above.
+/// `invalid_config` naming what is wrong; returned values are within the bounds above.
 [[nodiscard]] result<prefill_call> prefill_call_from(std::span<const std::uint8_t> json);
 [[nodiscard]] result<prefill_reply> prefill_reply_from(std::span<const std::uint8_t> json);
 [[nodiscard]] result<decode_call> decode_call_from(std::span<const std::uint8_t> json);

@@ -10,7 +10,7 @@
 
 namespace troupe::reference {
 
-/// A text that a cluster of reference engines is to write.
+/// A text to be written by a cluster of reference engines.
 struct text_order {
   std::string request;
   std::vector<token> prompt;

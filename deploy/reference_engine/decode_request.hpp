@@ -38,14 +38,14 @@ struct decode_request {
   held_blocks pinned;  ///< until `unpinned`
   std::optional<std::uint32_t> slot;
   std::vector<paged_cache> others;  ///< the other ranks' heads, in memory of this process
-  std::size_t gathered{0};          ///< of `others`, so many are filled
-  clock::time_point retry{};        ///< of the next look for a part that had not come
+  std::size_t gathered{0};          ///< number of `others` that are filled
+  clock::time_point retry{};        ///< when to look again for a missing part
   std::vector<std::byte> handed;    ///< the value being put; must live until its outcome
   std::optional<model_cache> cache;
   generation text;
   decode_reply times;
 
-  /// What had landed when: tokens x layers, to say how much was early.
+  /// What had landed when, in tokens x layers, to compute how much was early.
   struct landing {
     std::int64_t at_ns{0};
     std::uint64_t amount{0};
@@ -56,7 +56,7 @@ struct decode_request {
   [[nodiscard]] std::uint32_t prompt_tokens() const noexcept {
     return static_cast<std::uint32_t>(what.prompt.size());
   }
-  /// Tokens whose keys and values are stored in the end: the last token's never are.
+  /// Tokens whose keys and values are stored at the end: the last token's never are.
   [[nodiscard]] std::size_t final_tokens() const noexcept {
     return what.prompt.size() + what.max_tokens - 1;
   }

@@ -43,7 +43,7 @@ class decode_worker final : public worker {
     auto& request = *found->second;
     const bool of_receive = what.operation == request.operation;
     std::visit([&](auto& happened) { handle(request, what.operation, happened); }, what.what);
-    // A receive is heard of until `unpinned`; the other operations have one event, their outcome.
+    // A receive has events until `unpinned`; other operations have one event, their outcome.
     if (!of_receive || std::holds_alternative<event_unpinned>(what.what))
       operations_.erase(what.operation);
     bury();
@@ -166,7 +166,7 @@ class decode_worker final : public worker {
     spec.mode = request.what.mode;
     spec.tokens = request.prompt_tokens();
     spec.prefix_tokens = request.times.prefix_tokens;
-    spec.blocks = request.blocks.ids();  // none: the pool gives them when our turn has come
+    spec.blocks = request.blocks.ids();  // none: the pool allocates when our turn comes
     spec.state_slot = request.slot.value_or(0);
     spec.placed_by = request.what.placed_by;
     spec.placed_at = request.what.placed_at;
@@ -181,7 +181,8 @@ class decode_worker final : public worker {
     return {};
   }
 
-  /// What a finished request left, if it is known; the rest of the blocks is taken next to it.
+  /// Reuses the cache of a finished request, if it is known, and takes the remaining blocks beside
+  /// it.
   void take_prefix(decode_request& request) {
     if (!request.what.reuse_prefix || context_.slots.in_use()) return;
     auto match = kept_.take(request.what.prompt, context_.layout().block_tokens);
@@ -196,9 +197,10 @@ class decode_worker final : public worker {
     request.times.prefix_tokens = match.tokens;
   }
 
-  /// Takes the blocks of the whole text before anything moves: requests that hold a part each and
-  /// wait for more would wait for each other. A text that fits the blocks of its prompt may leave
-  /// it to the `receive`, which waits in the pool's own line. False: full, we wait in ours.
+  /// Takes the blocks of the whole text before anything moves: otherwise requests that each hold a
+  /// part would wait for each other. If the text fits the blocks of its prompt, this may be left to
+  /// the `receive`, which waits in the pool's own queue. Returns false if the pool is full: the
+  /// request then waits in our queue.
   bool take_blocks(decode_request& request) {
     if (!request.blocks.empty()) return true;
     const auto wanted = context_.blocks_for(request.final_tokens());
@@ -211,7 +213,7 @@ class decode_worker final : public worker {
     return blocks.has_value();
   }
 
-  /// Kept prefixes go before anybody waits for blocks.
+  /// Evicts kept prefixes before any request waits for blocks.
   void make_room(std::size_t blocks) {
     if (kept_.empty()) return;
     if (context_.blocks->free_blocks() < blocks) release(kept_.clear());
@@ -259,7 +261,7 @@ class decode_worker final : public worker {
     request.times.received_ns = clock_ns();
     request.times.bytes = happened.bytes;
     if (context_.layout().tp_rank > 0) return hand_over(request);
-    // With nothing to move there may be no handoff: then the first token is ours to find.
+    // If nothing had to move, there may be no handoff: then the first token is computed here.
     if (!happened.aux.empty() || context_.slots.in_use()) {
       auto what = handoff_from(happened.aux);
       if (!what) return conclude(request, fail(what.error()));
@@ -269,7 +271,7 @@ class decode_worker final : public worker {
     gather(request);
   }
 
-  // -- several ranks: rank 0 decodes with everybody's heads
+  // -- several ranks: rank 0 decodes with the heads of all ranks
 
   [[nodiscard]] static std::string part_key(const decode_request& request, std::uint32_t rank) {
     return "reference.part/" + std::to_string(rank) + "/" + request.what.request;
@@ -292,7 +294,7 @@ class decode_worker final : public worker {
     auto operation = context_.node->get(context_.name, part_key(request, rank));
     if (!operation) return conclude(request, fail(operation.error()));
     operations_.emplace(*operation, &request);
-    request.retry = request.deadline;  // until the answer is there
+    request.retry = request.deadline;  // until the answer arrives
   }
 
   void take_part(decode_request& request, std::span<const std::byte> bytes) {
@@ -300,7 +302,7 @@ class decode_worker final : public worker {
     if (auto ok = part.import_tokens(request.prompt_tokens(), bytes); !ok)
       return conclude(request, fail(ok.error()));
     ++request.gathered;
-    // Its outcome interests nobody; the key ends with the request's deadline anyway.
+    // The outcome is ignored; the key expires with the request's deadline anyway.
     (void)context_.node->remove(context_.name,
                                 part_key(request, static_cast<std::uint32_t>(request.gathered)));
     request.retry = clock::now();
@@ -356,7 +358,7 @@ class decode_worker final : public worker {
     conclude(request, to_json(request.times));
   }
 
-  /// Blocks must not be kept from those who wait for some.
+  /// Whether a request waits for blocks, which then must not be kept.
   [[nodiscard]] bool anybody_waits() const {
     return !waiting_.empty() || std::any_of(live_.begin(), live_.end(), [](const auto& request) {
       return request->now == request_state::receiving && request->blocks.empty();
@@ -385,7 +387,7 @@ class decode_worker final : public worker {
     context_.blocks->pin(request.pinned);
   }
 
-  /// Forgets those that are over and whose memory the network can touch no more.
+  /// Forgets requests that are over and whose memory the network can no longer touch.
   void bury() {
     std::erase_if(live_, [&](const auto& request) {
       if (request->now != request_state::ended || !request->unpinned || is_pending(*request))

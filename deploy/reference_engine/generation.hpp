@@ -10,8 +10,8 @@
 
 namespace troupe::reference {
 
-/// How the next token is chosen. No state: the choice depends on the logits, the settings and the
-/// position only, so that whoever continues a text needs no generator handed over.
+/// How the next token is chosen. Stateless: the choice depends only on the logits, the settings and
+/// the position, so another process can continue a text without a generator's state.
 struct sampling {
   float temperature{0.0f};  ///< 0: the most likely token
   std::uint64_t seed{1};    ///< of the draws when the temperature is above 0
@@ -23,8 +23,8 @@ struct sampling {
 [[nodiscard]] token choose_token(std::span<const float> logits, const sampling& how,
                                  std::uint32_t position);
 
-/// A text as it grows: what was chosen, and a checksum over the bits of every logit on the way. Two
-/// runs with equal checksums computed exactly the same numbers.
+/// A growing text: the chosen tokens, and a checksum over the bits of every logit so far. Two runs
+/// with equal checksums computed exactly the same numbers.
 struct generation {
   std::vector<token> tokens;
   std::uint64_t logits_checksum{0};
@@ -37,8 +37,8 @@ using chunk_callback = std::function<result<void>(std::uint32_t layer, std::uint
 /// A prompt being computed, one chunk at a time, so that an engine can do other work in between.
 class chunked_prefill {
  public:
-  /// From position `first` on (what is before is in the cache), at most `chunk` tokens at a time
-  /// (0: all at once). `out_of_range` when nothing is left to compute.
+  /// From position `first` on (earlier positions are in the cache), at most `chunk` tokens at a
+  /// time (0: all at once). `out_of_range` if nothing is left to compute.
   [[nodiscard]] static result<chunked_prefill> create(std::vector<token> prompt,
                                                       std::uint32_t first, std::uint32_t chunk,
                                                       const sampling& how);
@@ -59,14 +59,14 @@ class chunked_prefill {
   generation text_;
 };
 
-/// A `chunked_prefill` to its end.
+/// Runs a `chunked_prefill` to its end.
 [[nodiscard]] result<generation> prefill(const transformer& model, std::span<const token> prompt,
                                          std::uint32_t first, std::uint32_t chunk,
                                          const sampling& how, model_cache& cache,
                                          const chunk_callback& on_chunk_layer = {});
 
-/// The first token of a prompt whose whole cache is there already: its last token is computed once
-/// more. Not for a model with recurrences, whose state has moved on.
+/// The first token of a prompt that is completely cached: its last token is computed again. Not for
+/// a model with recurrences, whose state has moved on.
 [[nodiscard]] result<generation> first_of_cached(const transformer& model,
                                                  std::span<const token> prompt, const sampling& how,
                                                  model_cache& cache);
@@ -77,13 +77,13 @@ class chunked_prefill {
 /// cache. A text of n tokens needs a cache of prompt_tokens + n - 1.
 [[nodiscard]] result<void> decode_step(const transformer& model, std::uint32_t prompt_tokens,
                                        generation& text, const sampling& how, model_cache& cache);
-/// `decode_step` until it is complete.
+/// Repeats `decode_step` until the text is complete.
 [[nodiscard]] result<generation> decode(const transformer& model, std::uint32_t prompt_tokens,
                                         std::uint32_t max_tokens, generation text,
                                         const sampling& how, model_cache& cache);
 
-/// Prefill and decode in one process over a cache of its own: what every transfer is compared with.
-/// The cache stores `dtype` in blocks of `block_tokens`, as the real ones do.
+/// Prefill and decode in one process over a cache of its own: the reference for every transfer. The
+/// cache stores `dtype` in blocks of `block_tokens`, as the real ones do.
 [[nodiscard]] result<generation> generate_alone(const transformer& model,
                                                 std::span<const token> prompt,
                                                 std::uint32_t max_tokens, const sampling& how,

@@ -23,7 +23,7 @@ kept_prefixes::match kept_prefixes::take(const std::vector<token>& prompt,
   const auto best = std::max_element(entries_.begin(), entries_.end(), shorter);
   if (best == entries_.end()) return {};
   const std::size_t tokens = common_beginning(best->prompt, prompt);
-  // Less than a block is not worth an entry that another request may want.
+  // Less than a block is not worth taking an entry that another request may want.
   if (tokens < block_tokens) return {};
   match found;
   found.tokens = static_cast<std::uint32_t>(tokens);

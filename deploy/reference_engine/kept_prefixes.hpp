@@ -11,7 +11,8 @@
 namespace troupe::reference {
 
 /// Blocks that finished requests left, oldest first, for requests whose prompts begin alike. An
-/// entry is taken over whole and never shared: one request owns a block at a time. Not thread-safe.
+/// entry is taken over whole and never shared: a block belongs to one request at a time. Not
+/// thread-safe.
 class kept_prefixes {
  public:
   struct entry {
@@ -22,16 +23,15 @@ class kept_prefixes {
 
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
 
-  /// Blocks of the longest common beginning with `prompt`, and how many tokens it has. `surplus`
-  /// are the entry's blocks behind it: the caller frees them. All empty when less than a block is
-  /// known.
+  /// Blocks of the longest prefix shared with `prompt`, and its number of tokens. `surplus` are the
+  /// entry's remaining blocks: the caller frees them. All empty if less than a block is known.
   struct match {
     std::uint32_t tokens{0};
     held_blocks blocks;
     held_blocks surplus;
   };
   [[nodiscard]] match take(const std::vector<token>& prompt, std::uint32_t block_tokens);
-  /// Keeps an entry; returns the blocks of what had to go for it, to be freed.
+  /// Keeps an entry; returns the blocks of the entries evicted for it, to be freed.
   [[nodiscard]] held_blocks keep(entry what);
   /// Forgets everything; returns all blocks, to be freed.
   [[nodiscard]] held_blocks clear();

@@ -8,7 +8,7 @@ namespace troupe::reference {
 namespace {
 
 /// Weighted sum of `values` (one row of `width` per cached token), weights from the query's scores
-/// against `keys`. Both span the tokens up to and with the query's own.
+/// against `keys`. Both span the tokens up to and including the query's own.
 void attend(std::span<const float> query, std::span<const float> keys,
             std::span<const float> values, std::size_t value_stride, std::uint32_t tokens,
             float scale, std::span<float> out) {
@@ -125,7 +125,7 @@ std::vector<float> mix_recurrent(const mixer_input& in, const recurrent_weights&
   const auto decay = project(w.decay, in.x);
   const auto input = project(w.input, in.x);
   const auto gate = project(w.gate, in.x);
-  // The slot may hold what a former request left: a request begins with nothing.
+  // The slot may hold an earlier request's state: a new request begins with zeros.
   std::vector<float> state(channels, 0.0f);
   if (in.first > 0) cache.read_state(state_index, state);
   std::vector<float> mixed(in.tokens() * channels);

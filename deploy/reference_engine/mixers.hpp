@@ -8,7 +8,7 @@
 #include "troupe/deploy/reference_engine/paged_cache.hpp"
 #include "troupe/deploy/reference_engine/weights.hpp"
 
-/// What mixes tokens in a layer, one function per kind. Each writes the chunk's part of the cache
+/// The token mixers of a layer, one function per kind. Each writes the chunk's part of the cache
 /// and reads everything it uses back from there. `x` holds the normalised input of the chunk,
 /// `hidden` values per token, `first` is the position of its first token; the result has the same
 /// shape.

@@ -81,7 +81,7 @@ model_config attention_model(std::uint32_t layers, std::uint32_t kv_heads, std::
 
 namespace {
 
-/// The state tensors must be those of the recurrences; one more in front is the input's.
+/// The state tensors must be those of the recurrences; an additional one in front is the input's.
 result<void> take_states(const kvcache::cache_layout& layout, std::uint32_t recurrent,
                          model_config& config) {
   const auto count = layout.states.size();

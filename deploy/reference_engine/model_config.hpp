@@ -9,7 +9,7 @@
 
 namespace troupe::reference {
 
-/// A token: a byte, or one of the special ones behind them.
+/// A token: a byte, or one of the special tokens after the bytes.
 using token = std::int32_t;
 
 inline constexpr token begin_token = 256;  ///< in front of every prompt
@@ -33,8 +33,8 @@ struct model_config {
   std::uint32_t head_dim{
       0};                ///< elements of a query head; of attention layers also of K and V; even
   std::uint32_t ffn{0};  ///< elements between the two halves of the feed-forward part
-  /// Channels of a recurrence in front of the first layer, kept as the first state tensor: what a
-  /// deployment's `model.state` describes, which belongs to no layer. 0: none.
+  /// Channels of a recurrence in front of the first layer, kept as the first state tensor, which a
+  /// deployment's `model.state` describes and which belongs to no layer. 0: none.
   std::uint32_t input_channels{0};
   bool tied_head{false};  ///< the output head is the embedding
   std::uint64_t seed{1};  ///< of the weights
@@ -45,7 +45,7 @@ struct model_config {
 /// `invalid_config` naming the field.
 [[nodiscard]] result<void> check(const model_config& config);
 
-/// `layers` equal attention layers with two query heads per KV head: what the demo runs.
+/// `layers` equal attention layers with two query heads per KV head: the demo's model.
 [[nodiscard]] model_config attention_model(std::uint32_t layers, std::uint32_t kv_heads,
                                            std::uint32_t head_dim, std::uint64_t seed);
 

@@ -12,8 +12,8 @@ namespace troupe::reference {
 
 namespace {
 
-/// All values of a small format, in the order of their codes: the positive ones ascend, so that
-/// encoding is a search and needs no bit tricks of its own.
+/// All values of a small format, in the order of their codes: the positive ones ascend, so encoding
+/// is a search without bit tricks.
 class value_table {
  public:
   value_table(int exponent_bits, int fraction_bits, std::uint32_t largest_code)

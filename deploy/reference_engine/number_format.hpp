@@ -8,8 +8,8 @@
 
 namespace troupe::reference {
 
-/// How the cache stores an element. Values are rounded to nearest, ties to even; what is too large
-/// for fp16 or fp8 becomes the largest that fits.
+/// How the cache stores an element. Values are rounded to nearest, ties to even; values too large
+/// for fp16 or fp8 become the largest that fits.
 enum class number_format : std::uint8_t {
   fp32,
   bf16,
@@ -17,13 +17,13 @@ enum class number_format : std::uint8_t {
   fp8,  ///< 1 sign, 4 exponent, 3 fraction bits, no infinities
 };
 
-/// By its dtype name; empty for one that is not stored here.
+/// The format of a dtype name; empty if it is not supported here.
 [[nodiscard]] std::optional<number_format> number_format_from(std::string_view dtype) noexcept;
 [[nodiscard]] std::uint32_t element_bytes(number_format format) noexcept;
 
 /// `to` has `from.size() * element_bytes(format)` bytes, in the machine's byte order, unaligned.
 void store_numbers(number_format format, std::span<const float> from, std::byte* to) noexcept;
-/// The reverse.
+/// The reverse of `store_numbers`.
 void load_numbers(number_format format, const std::byte* from, std::span<float> to) noexcept;
 
 }  // namespace troupe::reference

@@ -15,13 +15,13 @@
 namespace troupe::reference {
 
 /// The memory of one rank's cache: a layout and its regions, checked against each other once. The
-/// memory itself belongs to whoever registered it and must outlive every copy of this. Immutable.
+/// owner of the memory keeps it alive longer than every copy of this object. Immutable.
 class cache_memory {
  public:
   /// Errors of `kvcache::validate`, and `invalid_config` for a dtype that is not stored here.
   [[nodiscard]] static result<std::shared_ptr<const cache_memory>> create(
       kvcache::cache_layout layout, std::vector<std::span<std::byte>> regions);
-  /// Memory of its own, zeroed, for a cache that no one else sees.
+  /// Allocates zeroed memory for a private cache.
   [[nodiscard]] static result<std::shared_ptr<const cache_memory>> allocate(
       kvcache::cache_layout layout);
 
@@ -37,8 +37,8 @@ class cache_memory {
   number_format format_{number_format::fp32};
 };
 
-/// The cache of one request in one rank's memory: which blocks hold its tokens, which slot its
-/// state. Reads and writes fp32 values, whatever the stored type and arrangement. Thread rule: one
+/// The cache of one request in one rank's memory: the blocks that hold its tokens, and the slot of
+/// its state. Reads and writes fp32 values, for any stored type and arrangement. Thread rule: one
 /// thread at a time for one request; requests with disjoint blocks do not disturb each other.
 class paged_cache {
  public:
@@ -65,8 +65,8 @@ class paged_cache {
   /// All that this rank holds of the tokens [0, tokens) and of the state, in an order that depends
   /// on the model and the parallel coordinates only, not on the arrangement.
   [[nodiscard]] std::vector<std::byte> export_tokens(std::uint32_t tokens) const;
-  /// The reverse, into a cache of the same model, rank and stored type. `layout_mismatch` when the
-  /// bytes are not as many as these tokens have.
+  /// The reverse of `export_tokens`, into a cache of the same model, rank and stored type.
+  /// `layout_mismatch` if the number of bytes does not match these tokens.
   [[nodiscard]] result<void> import_tokens(std::uint32_t tokens, std::span<const std::byte> bytes);
 
   /// This rank's part of the request's state tensor `index`: bytes [first, first + size) of the

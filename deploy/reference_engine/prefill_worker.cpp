@@ -34,7 +34,7 @@ struct prefill_request {
   std::optional<std::uint32_t> slot;
   std::optional<model_cache> cache;
   std::optional<chunked_prefill> run;
-  std::optional<error> own_failure;  ///< why the engine itself aborted, when it did
+  std::optional<error> own_failure;  ///< why the engine itself aborted, if it did
   prefill_reply times;
 };
 
@@ -132,7 +132,7 @@ class prefill_worker final : public worker {
                                  : std::chrono::milliseconds{what.deadline_ms};
   }
 
-  /// First come, first served: the first that finds no room makes the others wait.
+  /// First come, first served: the first request without room makes the others wait.
   void admit() {
     while (!waiting_.empty() && context_.slots.available()) {
       auto& request = *waiting_.front();
@@ -186,7 +186,7 @@ class prefill_worker final : public worker {
   }
 
   /// A rank of several computes the whole model in a cache of its own and leaves its heads in the
-  /// pool: attention needs all heads, and exchanging partial results is no business of this engine.
+  /// pool: attention needs all heads, and this engine does not exchange partial results.
   result<model_cache> cache_of(const prefill_request& request) {
     auto own = paged_cache::create(context_.memory, request.blocks.ids(), request.slot);
     if (!own) return fail(own.error());
@@ -207,8 +207,8 @@ class prefill_worker final : public worker {
     auto ok = request.run->step(*context_.model, *request.cache, tell);
     if (ok && request.run->finished()) ok = seal(request);
     if (ok) return;
-    // Either the transfer ended under the computation, and its outcome is among the events, or the
-    // engine itself cannot go on, and then the other side must hear of it.
+    // Either the transfer ended during the computation, and its outcome is among the events, or the
+    // engine itself cannot go on, and the other side must be told.
     request.now = prefill_request::state::draining;
     if (ok.error().code == errc::not_found) return;
     request.own_failure = ok.error();
@@ -238,7 +238,7 @@ class prefill_worker final : public worker {
     release_blocks(request);
   }
 
-  /// Those that the network may still read wait in the pool's quarantine.
+  /// Frees the blocks; those that the network may still read wait in the pool's quarantine.
   void release_blocks(prefill_request& request) {
     context_.blocks->free(request.blocks);
     request.blocks = {};

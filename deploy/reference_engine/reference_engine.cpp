@@ -25,8 +25,8 @@ namespace {
 constexpr std::size_t max_inbox = 65'536;
 constexpr std::chrono::milliseconds idle_wait{1'000};
 
-/// Calls on their way from Troupe's threads to the worker's. Its descriptor is readable while there
-/// are any, or once it is closed.
+/// Passes calls from Troupe's threads to the worker's. Its descriptor is readable while there are
+/// calls, or once it is closed.
 class inbox {
  public:
   inbox() : fd_{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)} {}
@@ -157,7 +157,7 @@ class reference_engine_impl final : public reference_engine {
         model_reply{context_.model->config(), layout.dtype, layout.block_tokens, layout.blocks});
   }
 
-  /// Until a call, an event, or the time that the worker named.
+  /// Sleeps until a call, an event, or the worker's next wake-up.
   void sleep() {
     auto wait = idle_wait;
     if (const auto wakeup = worker_->next_wakeup()) {
@@ -224,7 +224,7 @@ result<std::unique_ptr<reference_engine>> reference_engine::start(
   below.on_call = [calls](call what) { calls->push(std::move(what)); };
   if (options.layout) {
     below.layout = options.layout;
-    below.allocate.emplace();  // huge pages where there are some, on any NUMA node
+    below.allocate.emplace();  // huge pages if available, on any NUMA node
   }
   auto node = options.claim != nullptr
                   ? actors::start_claimed(deployment, *options.claim, std::move(below))

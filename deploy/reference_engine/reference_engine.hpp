@@ -11,23 +11,24 @@
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/result.hpp"
 
-/// A complete inference engine on top of `troupe::engine`, small enough to be read in one go: what
-/// someone who integrates an engine of their own may copy. It is also what `troupe node` runs for
-/// stages with `engine: reference`.
+/// A complete inference engine on top of `troupe::engine`, small enough to be read in one go, as a
+/// model for the integration of other engines. `troupe node` also runs it for stages with `engine:
+/// reference`.
 ///
 ///     calls of frontends ->  inbox  -> one worker thread -> transformer (compute)
 ///     events of Troupe   -> event_fd ->      |           -> troupe::engine (send, receive, ...)
 ///
 /// One thread owns all requests, so nothing needs a lock: it takes calls and events, and between
-/// them computes a chunk of each prompt or a token of each text. What the two roles do with a
-/// request is in prefill_worker.cpp and decode_worker.cpp; what can be asked for in calls.hpp.
+/// them computes a chunk of each prompt or a token of each text. The two roles are in
+/// prefill_worker.cpp and decode_worker.cpp, the calls in calls.hpp.
 namespace troupe::reference {
 
 struct reference_options {
   std::uint64_t model_seed{1};  ///< of the weights; equal in all processes of a deployment
   /// Instead of the deployment's model and pool: a cache of the engine's own in this arrangement.
   std::optional<kvcache::cache_layout> layout;
-  /// Of the node that is started, while it starts. Null: it was not claimed.
+  /// The claim of the node that is started, only used during the start. Null: the node was not
+  /// claimed.
   const actors::claimed_slot* claim{nullptr};
 };
 
@@ -42,7 +43,7 @@ class reference_engine {
 
   /// Ends every request with `aborted`, leaves the cluster and waits for the thread. Idempotent.
   virtual void stop() = 0;
-  /// The node below, for its report and for whoever waits for its registration.
+  /// The underlying node, for its report and to wait for its registration.
   [[nodiscard]] virtual troupe::engine& node() = 0;
 };
 

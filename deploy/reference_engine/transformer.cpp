@@ -90,7 +90,7 @@ result<std::vector<float>> transformer::forward(std::span<const token> tokens, s
     const mixer_input in{config_, layer, first, normal};
     add_scaled(x, 1.0f, std::visit(mix{in, states, cache}, w.mixer));
     if (config_.layers[layer].kind == kvcache::layer_kind::recurrent) ++states;
-    // The layer's cache is written: whoever moves it may start while the rest is computed.
+    // The layer's cache is written: its transfer may start while the rest is computed.
     if (on_layer)
       if (auto ok = on_layer(layer); !ok) return fail(ok.error());
     add_scaled(x, 1.0f, feed_forward(w, x));

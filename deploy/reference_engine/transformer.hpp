@@ -13,8 +13,8 @@
 
 namespace troupe::reference {
 
-/// Told after each layer of a chunk that its cache is written up to the chunk's end. An error stops
-/// the computation and is what `forward` returns.
+/// Called after each layer of a chunk, when the layer's cache is written up to the chunk's end. An
+/// error stops the computation, and `forward` returns it.
 using layer_callback = std::function<result<void>(std::uint32_t layer)>;
 
 /// A small decoder-only transformer on the CPU: RMSNorm, rotary positions, grouped-query attention
@@ -26,11 +26,10 @@ class transformer {
   /// Errors of `check(model_config)`.
   [[nodiscard]] static result<std::shared_ptr<const transformer>> create(model_config config);
 
-  /// Computes `tokens` at positions [first, first + tokens.size()) over what the cache holds of the
-  /// positions before, writes their part of the cache layer by layer, and returns the logits
-  /// (`vocabulary` values) behind the last one. `out_of_range` when the cache is too small,
-  /// `invalid_config` for no tokens or one outside the vocabulary, `layout_mismatch` for another
-  /// model's cache.
+  /// Computes `tokens` at positions [first, first + tokens.size()) over the cache of the earlier
+  /// positions, writes their part of the cache layer by layer, and returns the logits (`vocabulary`
+  /// values) after the last one. `out_of_range` when the cache is too small, `invalid_config` for
+  /// no tokens or one outside the vocabulary, `layout_mismatch` for another model's cache.
   [[nodiscard]] result<std::vector<float>> forward(std::span<const token> tokens,
                                                    std::uint32_t first, model_cache& cache,
                                                    const layer_callback& on_layer = {}) const;

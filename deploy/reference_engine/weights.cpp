@@ -40,7 +40,7 @@ class tensor_maker {
   std::uint64_t tensor_{0};
 };
 
-/// Sharper than 1: attention that looks at everything alike would hide a wrong cache.
+/// Sharper than 1: uniform attention would hide a wrong cache.
 constexpr float query_gain = 2.0f;
 
 attention_weights make_attention(const model_config& c, std::uint32_t kv_heads, tensor_maker& t) {

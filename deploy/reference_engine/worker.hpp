@@ -17,13 +17,13 @@ namespace troupe::reference {
 
 using clock = std::chrono::steady_clock;
 
-/// Now, as it stands in calls and replies.
+/// The current time, in the form used in calls and replies.
 [[nodiscard]] inline std::int64_t clock_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now().time_since_epoch())
       .count();
 }
 
-/// State slots of the cache that are free. A slot goes back when the network can touch it no more
+/// Free state slots of the cache. A slot goes back when the network can no longer touch it
 /// (`event_unpinned`) and the engine is done with it. Not thread-safe.
 class slot_pool {
  public:
@@ -31,7 +31,7 @@ class slot_pool {
   /// Whether requests need a slot at all.
   [[nodiscard]] bool in_use() const noexcept { return in_use_; }
   [[nodiscard]] bool available() const noexcept { return !in_use_ || !free_.empty(); }
-  /// Empty when none is needed. Only while one is `available`.
+  /// Empty if none is needed. Call it only while `available`.
   [[nodiscard]] std::optional<std::uint32_t> take();
   void give_back(std::optional<std::uint32_t> slot);
 
@@ -40,7 +40,7 @@ class slot_pool {
   std::vector<std::uint32_t> free_;
 };
 
-/// What both roles work with. One thread uses it.
+/// Shared by both roles. Used by one thread.
 struct worker_context {
   troupe::engine* node{nullptr};
   std::string name;  ///< of the node
@@ -54,28 +54,28 @@ struct worker_context {
   [[nodiscard]] std::size_t blocks_for(std::size_t tokens) const noexcept {
     return (tokens + layout().block_tokens - 1) / layout().block_tokens;
   }
-  /// `pool_exhausted` when a request of so many tokens can never fit the pool.
+  /// `pool_exhausted` if a request of that many tokens can never fit the pool.
   [[nodiscard]] result<void> check_fits(std::size_t tokens) const;
-  /// A cache for the heads of rank `rank` of `ranks` that only this process sees.
+  /// A cache, private to this process, for the heads of rank `rank` of `ranks`.
   [[nodiscard]] result<paged_cache> private_part(std::size_t tokens, std::uint32_t rank,
                                                  std::uint32_t ranks) const;
 };
 
-/// One role of the engine: a set of requests that are pushed forward by calls, events and steps,
-/// all on one thread.
+/// One role of the engine: a set of requests driven by calls, events and steps, all on one thread.
 class worker {
  public:
   virtual ~worker() = default;
   /// A call of the role's own method. Answered now or later, exactly once.
   virtual void on_call(call what) = 0;
   virtual void on_event(event what) = 0;
-  /// Computes a little for every request that can go on. False: nothing was there to do.
+  /// Computes one step for every request that can proceed. Returns false if there was nothing to
+  /// do.
   virtual bool step() = 0;
-  /// `not_found` when the request is not alive here.
+  /// `not_found` if the request is not alive here.
   virtual result<void> abort(const std::string& request) = 0;
-  /// As far as its text has come; `not_found` the same.
+  /// The text so far; `not_found` likewise.
   [[nodiscard]] virtual result<text_reply> text(const std::string& request) const = 0;
-  /// When `step` is wanted even though nothing happened (a wait that ends, a retry).
+  /// When `step` must run even without events (a wait that ends, a retry).
   [[nodiscard]] virtual std::optional<clock::time_point> next_wakeup() const = 0;
   /// Requests waiting or running.
   [[nodiscard]] virtual std::uint32_t requests() const = 0;

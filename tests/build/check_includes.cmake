@@ -1,8 +1,8 @@
 # Reads every source under ROOT and prints one line for each include against the direction of the layers, for each
-# header that may not be included twice, and for each source that does not begin with its own header, which shows that
-# the header compiles by itself:
+# header without an include guard, and for each source that does not begin with its own header, which shows that the
+# header compiles by itself:
 #   cmake -DROOT=<folder> -P check_includes.cmake
-# Ends with an error if there is one.
+# Fails if there is one.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -11,7 +11,7 @@ set(may_include_kvcache "")
 set(may_include_transport kvcache)
 set(may_include_actors config kvcache transport)
 set(may_include_deploy config kvcache transport actors io)
-# actors/io, which others include as troupe/io: one-sided agents, which know no CAF and of actors/ the door alone.
+# actors/io, which others include as troupe/io: one-sided agents, which know no CAF, and of actors/ only the door.
 set(may_include_io kvcache transport actors)
 set(everything config kvcache transport actors deploy)
 
@@ -37,7 +37,7 @@ foreach(folder IN LISTS everything ITEMS tests bench)
       string(REGEX REPLACE "\\.cpp$" ".hpp" own_header "${included_as}")
       get_filename_component(name "${own}" NAME)
       if(of STREQUAL "actors" AND EXISTS "${ROOT}/actors/${name}")
-        set(own "actors/${name}")  # headers that are installed are above the rooms
+        set(own "actors/${name}")  # installed headers are above the rooms
         set(own_header "${own}")
       endif()
       set(includes ${lines})
@@ -48,7 +48,7 @@ foreach(folder IN LISTS everything ITEMS tests bench)
     endif()
     foreach(line IN LISTS lines)
       if(line MATCHES "CAF_(VERSION|BEGIN_TYPE_ID_BLOCK)")
-        # One header announces types to CAF and tests its version.
+        # Only one header announces types to CAF and tests its version.
         if(NOT source STREQUAL "actors/messages/types.hpp" AND NOT folder STREQUAL "tests")
           list(APPEND wrong "${source}: ${CMAKE_MATCH_0} belongs into actors/messages/types.hpp")
         endif()

@@ -1,4 +1,4 @@
-# Every kind of wrong include is found, and right ones are not:
+# Every kind of wrong include is reported, and valid ones are not:
 #   cmake -DWORK=<empty folder> -P check_includes_test.cmake
 
 cmake_minimum_required(VERSION 3.25)

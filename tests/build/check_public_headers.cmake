@@ -1,6 +1,7 @@
-# What an installed header includes of ours is installed too, and it shows no library that only sources need:
+# Whatever an installed header includes of Troupe is installed too, and it includes no library that only sources
+# need:
 #   cmake -DROOT=<folder> "-DPUBLIC=kvcache/errc.hpp;..." -P check_public_headers.cmake
-# Prints one line for each include that is wrong, and ends with an error if there is one.
+# Prints one line for each wrong include, and fails if there is one.
 
 cmake_minimum_required(VERSION 3.25)
 

@@ -1,4 +1,4 @@
-# Every kind of wrong include of a public header is found, and right ones are not:
+# Every kind of wrong include of a public header is reported, and valid ones are not:
 #   cmake -DWORK=<empty folder> -P check_public_headers_test.cmake
 
 cmake_minimum_required(VERSION 3.25)

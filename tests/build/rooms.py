@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The rooms of actors/, which are its folders, and who may include whom. A room includes rooms of lower floors only, so that
-there is no cycle; what must work without CAF reaches no header of CAF. At the top are the headers that are installed, each
-of which belongs to a room as well.
+"""The rooms of actors/, which are its folders, and which rooms may include which. A room includes only rooms of
+lower floors, so there is no cycle; files that must work without CAF reach no header of CAF. At the top are the
+installed headers, each of which also belongs to a room.
 
     rooms.py           fails with a line for each include that goes up or reaches CAF, and for each file of no room
     rooms.py --graph   prints the rooms with what each includes, and how often
@@ -15,7 +15,7 @@ import sys
 
 ACTORS = pathlib.Path(__file__).resolve().parents[2] / "actors"
 
-# From the ground up: floor, room, whether its files may reach CAF, and its headers at the top.
+# From the lowest floor up: floor, room, whether its files may reach CAF, and its installed headers.
 ROOMS = [
     (0, "base", False, "logging"),
     (1, "secrets", False, ""),
@@ -35,8 +35,8 @@ ROOMS = [
     (10, "node", True, ""),
     (11, "engine", True, "engine"),
 ]
-MOST_FILES = 35  # of a room
-ALONE = {"io"}  # a library of its own: check_includes.cmake looks at it
+MOST_FILES = 35  # per room
+ALONE = {"io"}  # a library of its own, which check_includes.cmake covers
 
 FLOOR = {room: floor for floor, room, _, _ in ROOMS}
 WITHOUT_CAF = {room for _, room, caf, _ in ROOMS if not caf}
@@ -45,13 +45,13 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"troupe/actors/([\w/]+\.hpp)"', re.MULT
 
 
 def room_of(file):
-    """Of a path below actors/; none: it is in no room."""
+    """The room of a path below actors/; None if it is in no room."""
     folder, _, name = file.rpartition("/")
     return (folder if folder in FLOOR else None) if folder else AT_THE_TOP.get(name)
 
 
 def way_to_caf(file, texts, seen):
-    """The headers from one to the next, up to one that includes CAF's; none: empty."""
+    """The chain of headers from this one to one that includes CAF's; empty if there is none."""
     if "#include <caf/" in texts[file]:
         return [file]
     for header in INCLUDE.findall(texts[file]):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each kind of wrong include between rooms of actors/ is found, in a copy that has it."""
+"""Checks that each kind of wrong include between rooms of actors/ is reported, in a copy that has it."""
 
 import pathlib
 import shutil

@@ -1,7 +1,7 @@
-/* Prints what programs that were linked against libtroupe.so.0 have compiled in: the size of each
- * struct, where each field of it stands, and the number of each constant. abi.txt beside this file
- * is how it was when the library got its name. Compiled as C11 with every warning an error, so it
- * is also the check that the header is C. */
+/* Prints what programs that link against libtroupe.so.0 have compiled in: the size of each struct,
+ * the offset of each field, and the value of each constant. abi.txt beside this file records these
+ * from when the library got its name. Compiled as C11 with every warning an error, which also
+ * checks that the header is C. */
 
 #include "abi_layout.h"
 

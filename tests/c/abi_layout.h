@@ -10,7 +10,7 @@
   printf("field %s.%s %zu %zu\n", #type, #field, offsetof(type, field), sizeof(((type*)0)->field))
 #define NUMBER(name) printf("number %s %lld\n", #name, (long long)(name))
 
-/* What io.h declares. */
+/* The declarations of io.h. */
 void print_io_layout(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* What io.h declares: see abi_layout.c. */
+/* The declarations of io.h: see abi_layout.c. */
 
 #include "troupe/io.h"
 

@@ -1,4 +1,5 @@
-/// What the C ABI refuses, by name: null, wrong sizes, numbers out of range, contradictions.
+/// What the C ABI must refuse, with the right code: null, wrong sizes, numbers out of range,
+/// contradictions.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Nobody listens there; engines start anyway.
+/// No supervisor listens at this port; engines start anyway.
 constexpr std::uint16_t nobody = 9;
 
 troupe_engine_options good_options(const std::string& text) {
@@ -137,7 +138,7 @@ TEST(c_arguments, a_later_struct_is_taken_while_what_was_added_is_not_used) {
   troupe_layout* layout = nullptr;
   ASSERT_DONE(troupe_layout_make(&geometry.known, &shape, 1, nullptr, &layout));
 
-  // What is filled in for it has 0 where this library knows nothing.
+  // The library fills fields that it does not know with 0.
   later_geometry seen{};
   seen.known.size = sizeof seen;
   seen.added = 77;
@@ -291,13 +292,13 @@ TEST(c_arguments, a_layout_by_hand_is_the_one_that_was_made) {
   EXPECT_REFUSED(troupe_layout_validate(raw, &too_small, 1), TROUPE_OUT_OF_RANGE, "");
 }
 
-/// Bytes that stand for a model; more than one is 0.
+/// Bytes that identify a model; more than one of them is 0.
 constexpr std::array<std::uint8_t, 32> a_model{0xab, 0, 0xcd};
 
 constexpr troupe_layer_shape attention{TROUPE_LAYER_ATTENTION, 2, 8};
 constexpr troupe_layer_shape opaque{TROUPE_LAYER_OPAQUE, 2, 0};
 
-/// Of an opaque layer.
+/// The details of an opaque layer.
 troupe_layer_details packed(const char* packing) {
   troupe_layer_details details{};
   details.size = sizeof details;
@@ -306,7 +307,7 @@ troupe_layer_details packed(const char* packing) {
   return details;
 }
 
-/// Of a layer whose V is smaller than its K, of a type of its own.
+/// The details of a layer whose V is smaller than its K and whose type is its own.
 troupe_layer_details own_type() {
   troupe_layer_details details{};
   details.size = sizeof details;
@@ -315,8 +316,8 @@ troupe_layer_details own_type() {
   return details;
 }
 
-/// A layer whose V is smaller than its K, of a type of its own, and one of which a head of a block
-/// is 24 packed bytes: two regions.
+/// A layer whose V is smaller than its K, of a type of its own, and a layer with 24 packed bytes
+/// per head of a block: two regions.
 layout_handle packed_layout(const char* packing, const std::uint8_t* model) {
   auto geometry = geometry_of("bf16");
   geometry.model = model;
@@ -378,7 +379,7 @@ TEST(c_arguments, what_layers_and_the_model_say_comes_back) {
     ASSERT_NE(geometry.model, nullptr);
     EXPECT_EQ(std::memcmp(geometry.model, a_model.data(), a_model.size()), 0);
   }
-  // Any token of a block is all of it.
+  // Any token of an opaque block stands for all of it.
   const troupe_cache_place place{1, 0, 6, 1};
   troupe_region_bytes at{};
   ASSERT_DONE(troupe_layout_locate(made.get(), sent_blocks, 3, &place, &at));
@@ -414,7 +415,7 @@ TEST(c_arguments, a_geometry_of_an_earlier_program_says_no_model) {
   geometry.dtype = "bf16";
   geometry.block_tokens = 4;
   geometry.blocks = 8;
-  geometry.model = a_model.data();  // behind its end: not looked at
+  geometry.model = a_model.data();  // beyond the end of the struct: not read
   const troupe_layer_shape shape{TROUPE_LAYER_ATTENTION, 2, 8};
   troupe_layout* raw = nullptr;
   ASSERT_DONE(troupe_layout_make(&geometry, &shape, 1, nullptr, &raw));
@@ -531,7 +532,7 @@ TEST(c_arguments, states_are_spread_part_by_part) {
   ASSERT_DONE(troupe_layout_add_state(whole.get(), &state));
   EXPECT_REFUSED(troupe_layout_compatible(layout.get(), whole.get()), TROUPE_LAYOUT_MISMATCH,
                  "state 0 parts is 2 here and 1");
-  state.size = offsetof(troupe_state_tensor, parts);  // what an earlier release knew
+  state.size = offsetof(troupe_state_tensor, parts);  // the size in an earlier release
   state.part_count = 7;
   ASSERT_DONE(troupe_layout_add_state(whole.get(), &state));
   state.size = sizeof state;
@@ -544,7 +545,7 @@ TEST(c_arguments, states_are_spread_part_by_part) {
                  "slot_bytes is 40, expected the sum of its parts, 32");
 }
 
-/// The layers of the small layout, of a group each.
+/// The layers of the small layout, each in a group of its own.
 layout_handle grouped_layout() {
   auto layout = small_layout();
   const std::uint32_t first = 0;
@@ -626,7 +627,7 @@ TEST(c_arguments, parts_that_are_none_or_of_another_model_are_refused) {
   ASSERT_DONE(troupe_layout_set_part(other.get(), 0, 9));
   EXPECT_REFUSED(troupe_layout_compatible(layout.get(), other.get()), TROUPE_LAYOUT_MISMATCH,
                  "number of layers is 8 here and 9");
-  // Groups are of the model: the second one has no layer in this part.
+  // Groups are those of the model: the second one has no layer in this part.
   const std::uint32_t both[] = {0, 1};
   ASSERT_DONE(troupe_layout_add_group(layout.get(), both, 2, 0));
   ASSERT_DONE(troupe_layout_add_group(layout.get(), nullptr, 0, 0));

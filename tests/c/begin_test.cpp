@@ -1,5 +1,5 @@
-/// A supervisor that nobody starts, by way of the C ABI: whoever connects begins it, and begins the next
-/// where that one is gone.
+/// A supervisor that is started on demand, through the C ABI: the first engine to connect starts
+/// it, and starts another one if it is gone.
 
 #include <chrono>
 #include <csignal>
@@ -31,7 +31,8 @@ constexpr const char* text =
     "  - {name: engines, role: both, open: {max_nodes: 8}}\n"
     "edges:\n  - {from: engines, to: engines, mode: read}\n";
 
-/// What tells of a supervisor, held by this process, at a port of ours. It ends as soon as it is connected to.
+/// The notice of a supervisor at a port of ours, held by this process. This supervisor ends as soon
+/// as it is connected to.
 class ending_supervisor {
  public:
   explicit ending_supervisor(const std::string& folder)
@@ -63,7 +64,7 @@ class ending_supervisor {
     EXPECT_EQ(::poll(&guest, 1, static_cast<int>(limit)), 1);
     ::flock(notice_, LOCK_UN);
     ::close(notice_);
-    ::close(door_);  // and with it the connection, which nobody has taken
+    ::close(door_);  // and with it the connection, which was never accepted
   }
 
   int door_{-1};

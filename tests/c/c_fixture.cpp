@@ -13,7 +13,7 @@ std::string head_of_deployment(std::uint16_t supervisor_port) {
          "security: {mode: none}\nstages:\n";
 }
 
-// Nobody here is blamed for a machine that is busy.
+// No peer is given up because the machine is busy.
 constexpr const char* patient = ", transport: {peer_silence: 1min, connect_timeout: 1min}}\n";
 
 }  // namespace

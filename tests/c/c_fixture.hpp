@@ -12,23 +12,23 @@
 #include "command.hpp"
 #include "refused.hpp"
 
-/// What tests of the C ABI share.
+/// Helpers shared by the tests of the C ABI.
 namespace troupe::testing {
 
 inline constexpr std::uint32_t tokens = 10;
 inline constexpr std::uint32_t sent_blocks[] = {5, 0, 2};
 inline constexpr std::uint32_t received_blocks[] = {1, 7, 3};
 
-/// A deployment of a prefill and a decode stage of engines of the user's own.
+/// A deployment with a prefill and a decode stage, whose engines are the user's own.
 [[nodiscard]] std::string deployment_text(std::uint16_t supervisor_port);
-/// One of a single stage that is open to engines that no file names.
+/// A deployment with a single stage, open to engines that no file names.
 [[nodiscard]] std::string open_deployment_text(std::uint16_t supervisor_port);
 
-/// A supervisor that listens, as long as the object lives.
+/// A supervisor that listens as long as this object lives.
 class own_supervisor {
  public:
   explicit own_supervisor(const std::string& deployment = deployment_text(0));
-  /// 0: it did not start.
+  /// 0 if it did not start.
   [[nodiscard]] std::uint16_t port() const { return port_; }
 
  private:
@@ -50,7 +50,7 @@ using layout_handle = std::unique_ptr<troupe_layout, free_layout>;
 class own_engine {
  public:
   own_engine(std::uint16_t supervisor_port, const std::string& name, std::uint32_t flags = 0);
-  /// It joins the open stage.
+  /// Joins the open stage.
   own_engine(std::uint16_t supervisor_port, const troupe_announcement& join,
              std::uint32_t flags = 0);
   ~own_engine();
@@ -61,13 +61,13 @@ class own_engine {
   std::vector<unsigned char> memory;
 
  private:
-  /// With the cache and the deployment beside what `options` says.
+  /// Adds the cache and the deployment to `options`, and starts.
   void start(const std::string& deployment, troupe_engine_options options);
 
   troupe_engine* engine_{nullptr};
 };
 
-/// Every head of each token in the received blocks is that of the sent ones.
+/// Expects each head of each received token to equal the sent one.
 void expect_same_cache(const own_engine& sent, const own_engine& received);
 
 }  // namespace troupe::testing

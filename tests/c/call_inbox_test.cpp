@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 
-/// A call whose answers are counted where they fail so.
+/// A call that counts the answers which fail with `how`.
 call made(clock::time_point deadline, int& count, errc how = errc::overloaded) {
   return {"method", {}, deadline, [&count, how](result<std::vector<std::uint8_t>> answer) {
             if (!answer && answer.error().code == how) ++count;
@@ -34,7 +34,7 @@ TEST(call_inbox, calls_that_nobody_waits_for_any_more_do_not_keep_others_out) {
   const auto other = call_inbox::make().value();
   const auto deadline = clock::now() + 20ms;
   for (std::size_t i = 0; i < call_inbox::max_open; ++i) other->put(made(deadline, refused));
-  (void)other->take(2);  // by an engine that never answers
+  (void)other->take(2);  // taken by an engine that never answers
   std::this_thread::sleep_until(deadline);
   other->put(made(clock::time_point::max(), refused));
   EXPECT_EQ(refused, 1);

@@ -1,4 +1,4 @@
-/// A frontend by way of the C ABI: status, placement, calls that come as events, carried requests.
+/// A frontend through the C ABI: status, placement, calls that come as events, carried requests.
 
 #include <atomic>
 #include <cstddef>
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr std::uint64_t long_enough = 60'000;
 
-/// A text of Troupe's, freed.
+/// Copies and frees a text that the library returned.
 std::string taken(char* text) {
   std::string out = text ? text : "";
   troupe_free(text);
@@ -47,8 +47,8 @@ class c_cluster : public ::testing::Test {
     troupe_cluster_free(cluster);
   }
 
-  /// Answers each call with its method, a colon and its payload; `refuse` with an error; `sleep`
-  /// never.
+  /// Answers each call with its method, a colon and its payload; `refuse` with an error. Never
+  /// answers `sleep`.
   void serve(troupe_engine* engine) {
     while (!over) {
       troupe_event event{};
@@ -86,7 +86,7 @@ class c_cluster : public ::testing::Test {
   own_engine decode{supervisor.port(), "decode-0", TROUPE_CALLS};
   troupe_cluster* cluster{nullptr};
   std::atomic<bool> over{false};
-  std::atomic<int> asleep{0};  ///< calls that nobody will answer
+  std::atomic<int> asleep{0};  ///< calls that stay unanswered
   std::vector<std::thread> servers;
 };
 
@@ -139,7 +139,7 @@ TEST_F(c_cluster, a_placement_names_the_nodes) {
   ASSERT_DONE(troupe_cluster_finished(cluster, "r"));
 }
 
-/// How often a request was placed, and whether its source is the one of the attempt before.
+/// How often a request was placed, and whether its source is that of the previous attempt.
 std::pair<std::uint32_t, std::uint32_t> placed_by(troupe_cluster* cluster,
                                                   const troupe_placement_request& request) {
   troupe_placement* placement = nullptr;
@@ -172,7 +172,7 @@ TEST_F(c_cluster, a_request_is_placed_once_more_without_the_nodes_that_failed) {
   EXPECT_REFUSED(troupe_cluster_place(cluster, &request, &placement), TROUPE_PEER_LOST,
                  "limits.retry_budget");
 
-  // A program of before the list was there: what stands behind its struct is not read.
+  // A program compiled before the list existed: the library must not read beyond its struct.
   request.size = offsetof(troupe_placement_request, failed);
   EXPECT_EQ(placed_by(cluster, request), std::pair(1u, 0u));
   request.size = sizeof request;
@@ -271,7 +271,7 @@ TEST_F(c_cluster, a_callback_that_fails_gives_the_request_up_with_its_code) {
   EXPECT_EQ(carried, nullptr);
 }
 
-/// The deadline is far behind the time that a test may take: neither the call nor the end of the frontend
+/// The deadline is far longer than a test may take: neither the call nor the end of the frontend
 /// waits for it.
 TEST_F(c_cluster,
        a_stop_from_another_thread_ends_what_is_carried_and_the_calls_that_nobody_answers) {

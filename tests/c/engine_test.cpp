@@ -1,4 +1,4 @@
-/// Engines that are used by way of the C ABI: transfers, events, many threads, the end, forks.
+/// Engines used through the C ABI: transfers, events, many threads, their end, forks.
 
 #include <atomic>
 #include <cstring>
@@ -149,7 +149,8 @@ TEST_F(c_pair, layers_of_a_receive_that_has_ended_are_there_or_its_error_is_told
 TEST_F(c_pair, an_abort_ends_both_sides_with_its_reason) {
   const auto sending = send("r");
   const auto receiving = receive("r");
-  // They have met once something has landed: before that an abort tells nobody else.
+  // The engines have met once something has landed; before that, an abort reaches only its own
+  // side.
   ASSERT_DONE(troupe_engine_layers_ready(prefill.get(), sending, 0, 1, tokens, nullptr));
   troupe_event landed{};
   std::size_t count = 0;
@@ -277,7 +278,7 @@ TEST_F(c_pair, specs_of_before_they_grew_mean_what_they_meant) {
   spec.request = "r";
   spec.blocks = sent_blocks;
   spec.block_count = 3;
-  spec.flags = 0xFFFF'FFFFu;  // of memory that is not the struct's
+  spec.flags = 0xFFFF'FFFFu;  // from memory beyond the struct
   troupe_operation sending = 0;
   ASSERT_DONE(troupe_engine_send(prefill.get(), &spec, &sending));
   EXPECT_REFUSED(troupe_engine_add_blocks(prefill.get(), sending, sent_blocks, 1),
@@ -355,7 +356,7 @@ TEST_F(c_pair, a_value_outlives_the_handle_of_its_engine) {
   EXPECT_EQ(outcome.detail, nullptr);
 
   auto reader = std::make_unique<own_engine>(supervisor.port(), "decode-0");
-  reader.reset();  // its name is taken: it never registers, and goes
+  reader.reset();  // its name is taken, so it never registers, and ends
   ASSERT_DONE(troupe_engine_get(decode.get(), "prefill-0", "key", &operation));
   ASSERT_DONE(troupe_engine_wait(decode.get(), operation, long_enough, &outcome));
   EXPECT_EQ(outcome.kind, static_cast<std::uint32_t>(TROUPE_EVENT_VALUE));
@@ -442,7 +443,7 @@ TEST_F(c_pair, calls_while_it_stops_and_after_are_refused_or_end) {
   EXPECT_REFUSED(troupe_engine_region(prefill.get(), 1, &region), TROUPE_OUT_OF_RANGE, "");
 }
 
-/// What a child of this process sees, as its exit code: 0 is right.
+/// Runs `body` in a child process and returns its exit code: 0 is success.
 template <class Body>
 int in_child(Body body) {
   const auto child = ::fork();
@@ -474,11 +475,11 @@ TEST_F(c_pair, a_forked_child_is_told_and_never_waits) {
               options.node = "prefill-0";
               troupe_engine* another = nullptr;
               if (troupe_engine_start(&options, &another) != TROUPE_STALE_INCARNATION) return 5;
-              troupe_engine_free(prefill.get());  // only forgets it
+              troupe_engine_free(prefill.get());  // only drops its copy
               return 0;
             }),
             0);
-  // The parent's is as it was.
+  // The parent's engine is intact.
   ASSERT_DONE(troupe_engine_abort(prefill.get(), sending, "enough"));
   EXPECT_REFUSED(troupe_engine_wait(prefill.get(), sending, long_enough, nullptr), TROUPE_ABORTED,
                  "");

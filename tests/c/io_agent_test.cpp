@@ -1,4 +1,4 @@
-/// Agents by way of troupe/io.h, two in one process.
+/// Agents through troupe/io.h, two in one process.
 
 #include <atomic>
 #include <cstring>
@@ -40,7 +40,7 @@ std::uint32_t unused_port() {
   return ntohs(at.sin_port);
 }
 
-/// Takes connections and says nothing.
+/// Accepts connections and says nothing.
 struct silent_listener {
   explicit silent_listener(std::uint32_t port) : fd{loopback_socket(port)} {
     EXPECT_EQ(::listen(fd, 16), 0);
@@ -243,7 +243,7 @@ TEST_F(c_agents, one_call_posts_waits_and_says_how_it_ended) {
 }
 
 TEST_F(c_agents, one_call_that_waited_long_enough_says_how_it_stands) {
-  const own_agent silent{"silent", TROUPE_POLLING};  // and nobody drives it
+  const own_agent silent{"silent", TROUPE_POLLING};  // never driven
   troupe_io_plan over = 0;
   ASSERT_DONE(troupe_io_session(a.get(), a.kv, silent.known_to(a), silent.kv, &over));
   const troupe_io_segment some{0, 0, 8, 0, 0, 0, 0};
@@ -313,7 +313,7 @@ TEST_F(c_agents, who_waits_for_a_link_in_an_agent_that_is_closed_is_told_at_once
   void* bytes = nullptr;
   std::size_t size = 0;
   troupe_io_peer peer = 0;
-  // Its address is taken by somebody who answers nothing.
+  // A silent listener has its address.
   options.port = unused_port();
   ASSERT_DONE(troupe_io_agent_create(&options, &quiet));
   ASSERT_DONE(troupe_io_describe(quiet, nullptr, 0, &bytes, &size));
@@ -339,7 +339,7 @@ TEST_F(c_agents, a_forked_child_is_told_and_never_waits) {
     if (!std::strstr(troupe_last_error(), "forked")) ::_exit(2);
     if (troupe_io_agent_close(a.get()) != TROUPE_STALE_INCARNATION) ::_exit(3);
     if (troupe_io_agent_create(&options, &another) != TROUPE_STALE_INCARNATION) ::_exit(4);
-    troupe_io_agent_free(a.get());  // only forgets it
+    troupe_io_agent_free(a.get());  // only drops its copy
     ::_exit(0);
   }
   int status = -1;

@@ -1,7 +1,7 @@
 /* Two agents in two processes, in C. Usage: io_agents shm|tcp|polled
  *
- * The child lends memory and does what notices ask of it; the parent moves bytes. Ends with 0 where every
- * byte and every word was right. */
+ * The child lends memory and does what notices ask of it; the parent moves bytes. Exits with 0 if
+ * every byte and every notice was right. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -121,7 +121,7 @@ static troupe_io_status ended(troupe_io_agent* agent, troupe_io_transfer transfe
   return status;
 }
 
-/* Writes 256 pages by prepared lists, the notice behind them. */
+/* Writes 256 pages by prepared lists, followed by the notice. */
 static void write_pages(troupe_io_agent* agent, troupe_io_memory kv, troupe_io_peer peer,
                         const troupe_io_remote_memory* there) {
   enum { pages = size / 4096 };
@@ -191,7 +191,7 @@ static void move_bytes(const char* way, int from_child) {
   CHECK(refused.state == TROUPE_IO_FAILED && refused.code == TROUPE_GRANT_REVOKED);
   CHECK(refused.bad_count == 1 && refused.reason[0] != '\0');
   tell(agent, peer, "end");
-  /* A notice waits for nobody here: what is on its way goes with the end of this agent. */
+  /* Nothing here waits for a notice to be delivered: one in flight is lost when this agent ends. */
   MUST(troupe_io_agent_close(agent));
   CHECK(troupe_io_cancel(agent, back) == TROUPE_ABORTED);
   troupe_io_agent_free(agent);

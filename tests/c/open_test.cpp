@@ -1,5 +1,5 @@
-/// Engines that no file names, by way of the C ABI: they join, transfer, are placed, and are found
-/// by what they say of themselves.
+/// Engines that no file names, through the C ABI: they join, transfer, are placed, and are found by
+/// their labels.
 
 #include <cstddef>
 #include <map>
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
 constexpr std::uint64_t long_enough = 60'000;
-/// Nobody listens there; engines start anyway.
+/// No supervisor listens at this port; engines start anyway.
 constexpr std::uint16_t nobody = 9;
 constexpr troupe_label labels_of_a[] = {{"engine", "one"}, {"http", "10.0.0.1:8000"}};
 
@@ -61,7 +61,7 @@ class c_open : public ::testing::Test {
   }
   ~c_open() override { troupe_cluster_free(cluster); }
 
-  /// Once both are up. NULL: it was refused.
+  /// Waits until both engines are up. NULL if the placement was refused.
   troupe_placement* place(const char* id) {
     troupe_placement_request request{};
     request.size = sizeof request;
@@ -171,7 +171,7 @@ TEST_F(c_open, a_node_is_found_by_each_of_its_labels) {
   EXPECT_REFUSED(troupe_members_count(nullptr, &count), TROUPE_INVALID_CONFIG, "`members` is NULL");
   troupe_members_free(found);
 
-  ASSERT_DONE(troupe_cluster_find_label(cluster, "http", "10.0.0.1", &found));  // not exactly
+  ASSERT_DONE(troupe_cluster_find_label(cluster, "http", "10.0.0.1", &found));  // not an exact one
   ASSERT_DONE(troupe_members_count(found, &count));
   EXPECT_EQ(count, 0u);
   troupe_members_free(found);
@@ -188,7 +188,7 @@ TEST_F(c_open, structs_of_before_they_grew_are_filled_in_as_far_as_they_went) {
   ASSERT_NE(placement, nullptr);
   troupe_placement_info info{};
   info.size = offsetof(troupe_placement_info, fingerprint);
-  info.fingerprint[15] = 77;  // of memory that is not the struct's
+  info.fingerprint[15] = 77;  // from memory beyond the struct
   ASSERT_DONE(troupe_placement_read(placement, &info));
   EXPECT_EQ(info.prefill_count, 1u);
   EXPECT_EQ(info.fingerprint[15], 77);
@@ -231,7 +231,7 @@ told_member copy_of(const troupe_event& event) {
   return told;
 }
 
-/// Events of members, one by one, up to the one of that node in that state, which is the last of them.
+/// The member events up to the one that shows that node in that state, which is the last.
 std::vector<told_member> told_until(troupe_engine* engine, const std::string& node,
                                     std::uint32_t state) {
   std::vector<told_member> all;
@@ -296,7 +296,7 @@ TEST(c_open_alone, what_an_event_does_not_have_is_nothing) {
                  "`detail` is NULL");
 }
 
-/// Options that are right but for what the test makes of them.
+/// Valid options, except for what the test changes.
 struct joining {
   joining() {
     options.size = sizeof options;

@@ -1,5 +1,5 @@
-/* What a process may carry of its own: other releases of spdlog and fmt, by the names that they share with every release.
- * Whoever calls one of these has taken them for its own, and the process ends. */
+/* Stands for other releases of spdlog and fmt in the process, under the names that all releases
+ * share. A library that calls one of these has mistaken them for its own, and the process ends. */
 
 #include <stdio.h>
 #include <stdlib.h>

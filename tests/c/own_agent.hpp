@@ -10,7 +10,7 @@
 
 #include "refused.hpp"
 
-/// What tests of agents in C share.
+/// Helpers shared by the tests of agents in C.
 namespace troupe::testing {
 
 inline constexpr std::uint64_t long_enough = 60'000;
@@ -41,7 +41,7 @@ class own_agent {
   own_agent& operator=(const own_agent&) = delete;
 
   [[nodiscard]] troupe_io_agent* get() const { return agent_; }
-  /// What this one has described is known to `other`.
+  /// Makes this agent's description known to `other`.
   [[nodiscard]] troupe_io_peer known_to(const own_agent& other) const {
     void* bytes = nullptr;
     std::size_t size = 0;

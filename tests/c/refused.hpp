@@ -6,7 +6,7 @@
 
 #include "troupe/troupe.h"
 
-/// The call was refused with that code, and its sentence holds `word`.
+/// Expects the call to fail with that code and an error sentence that contains `word`.
 #define EXPECT_REFUSED(call, wanted, word)                                                      \
   do {                                                                                          \
     const troupe_status refused_ = (call);                                                      \

@@ -1,6 +1,6 @@
-// Three prefill and three decode nodes serve requests while random nodes are killed, stopped, cut off,
-// drained and started again. TROUPE_CHAOS_SECONDS says for how long (120), TROUPE_SEED which faults:
-// the same seed brings the same ones. It is printed.
+// Three prefill and three decode nodes serve requests while random nodes are killed, stopped, cut
+// off, drained and started again. TROUPE_CHAOS_SECONDS sets the duration (120). TROUPE_SEED, which
+// is printed, determines the faults.
 
 #include <algorithm>
 #include <chrono>

@@ -2,8 +2,8 @@
 //
 //   cluster_node FILE NAME VIOLATIONS
 //
-// Exit codes: 0 it was told to end or drained, 1 it could not start or crashed inside, 4 another
-// process has its name.
+// Exit codes: 0 on an order to end or after a drain, 1 if it could not start or crashed inside, 4
+// if another process has its name.
 
 #include <atomic>
 #include <csignal>
@@ -153,8 +153,8 @@ class serving_node {
   std::unique_ptr<cache_bytes> cache_;
   std::unique_ptr<job_surroundings> around_;
   std::map<std::uint64_t, std::unique_ptr<job>> jobs_;
-  std::map<std::string, std::string> outcomes_;  ///< in words, by request
-  std::multimap<std::string, call> asked_;       ///< for outcomes that are not there yet
+  std::map<std::string, std::string> outcomes_;  ///< as text, by request
+  std::multimap<std::string, call> asked_;       ///< calls that wait for an outcome
 };
 
 int run(const std::string& file, const std::string& name, const std::string& violations) {

@@ -139,7 +139,7 @@ void cluster_processes::start(const std::string& name) {
   const int log = ::open(p.log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   p.pid = ::fork();
   if (p.pid == 0) {
-    // Only what is safe in a child of a process with threads.
+    // Only calls that are safe in the child of a process with threads.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::dup2(log, STDOUT_FILENO);
     ::dup2(log, STDERR_FILENO);
@@ -199,7 +199,7 @@ pid_t cluster_processes::pid(const std::string& name) const {
   return found == processes_.end() || found->second.pid <= 0 ? -1 : found->second.pid;
 }
 
-// -- what is known of it
+// -- the state of the cluster
 
 bool cluster_processes::are_up(actors::cluster_client& client) const {
   const auto list = client.members();

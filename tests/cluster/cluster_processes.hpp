@@ -29,15 +29,15 @@ struct cluster_shape {
   std::string pool{"12MiB"};
   std::string transport_more;  ///< e.g. ", max_reconnects: 0"
   std::string limits_more;     ///< e.g. ", retry_window: 2s"
-  /// With credentials of its own, for hosts whose addresses are not loopback ones.
+  /// With credentials of its own, for hosts with addresses that are not loopback ones.
   bool secured{false};
-  std::uint32_t decode_block_tokens{16};  ///< other than 16: decode nodes have another model
+  std::uint32_t decode_block_tokens{16};  ///< if not 16, decode nodes have another model
 };
 
 /// `supervisor`, then `prefill-0` and so on.
 [[nodiscard]] std::vector<std::string> node_names(const cluster_shape& shape);
 
-/// A process that ended though nobody wanted it to.
+/// A process that ended without an order.
 struct unwanted_end {
   std::string name;
   std::string how;
@@ -46,9 +46,9 @@ struct unwanted_end {
 
 class cluster_processes {
  public:
-  /// On the network, or on 127.0.0.1 where there is none (null). The network outlives it.
+  /// Runs on the network, or on 127.0.0.1 if `net` is null. The network must outlive this object.
   cluster_processes(cluster_shape shape, const network* net);
-  /// Kills all. What they wrote is kept where `keep_files` was called.
+  /// Kills all processes. Their files are kept if `keep_files` was called.
   ~cluster_processes();
   cluster_processes(const cluster_processes&) = delete;
   cluster_processes& operator=(const cluster_processes&) = delete;
@@ -56,25 +56,25 @@ class cluster_processes {
   void start(const std::string& name);
   void start_all();
   void kill(const std::string& name);
-  /// Ends it in good order; the caller waits with `gone`.
+  /// Asks it to end in good order; the caller waits with `gone`.
   void ask_to_end(const std::string& name) const;
   void freeze(const std::string& name) const;
   void thaw(const std::string& name) const;
-  /// Whether it has ended; no `unwanted_end` then.
+  /// Whether it has ended, which is then no `unwanted_end`.
   [[nodiscard]] bool gone(const std::string& name);
-  /// Those that ended by themselves since the last call; they are started again.
+  /// Restarts the processes that ended by themselves since the last call, and returns them.
   [[nodiscard]] std::vector<unwanted_end> revive();
 
   /// Whether the supervisor shows all nodes as up with their present processes.
   [[nodiscard]] bool are_up(actors::cluster_client& client) const;
-  /// Waits for that.
+  /// Waits until `are_up` holds.
   [[nodiscard]] bool all_up(actors::cluster_client& client) const;
-  /// `timeout`: of what it asks the supervisor.
+  /// `timeout`: of requests to the supervisor.
   [[nodiscard]] std::unique_ptr<actors::cluster_client> client(
       std::chrono::milliseconds timeout = std::chrono::seconds{1}) const;
   [[nodiscard]] pid_t pid(const std::string& name) const;
   [[nodiscard]] const std::vector<std::string>& nodes() const { return nodes_; }
-  /// Lines that no process of the cluster should ever have written.
+  /// Lines that no process of the cluster should have written.
   [[nodiscard]] std::vector<std::string> violations() const;
   [[nodiscard]] const std::string& folder() const { return folder_.path(); }
   void keep_files() { folder_.keep(); }
@@ -86,7 +86,7 @@ class cluster_processes {
     std::string log;
   };
   [[nodiscard]] std::string host(const std::string& name) const;
-  /// The value of `security`, and the files that it names.
+  /// Creates the credentials and returns the value of `security`, which names their files.
   [[nodiscard]] std::string make_credentials() const;
   [[nodiscard]] std::string yaml(std::uint32_t block_tokens) const;
 

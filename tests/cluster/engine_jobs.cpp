@@ -11,8 +11,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// An outcome may come so much after its deadline: the tests run on machines that do other things.
-/// As long as tests wait for what must come.
+/// How much later than its deadline an outcome may come, since the tests run on busy machines. As
+/// long as tests wait for anything that must come.
 constexpr milliseconds outcome_slack{60'000};
 constexpr std::uint64_t spoilt = 0x5EED'0BAD'5EED'0BADULL;
 
@@ -131,7 +131,7 @@ class prefill_job final : public job {
   }
   bool step(job_clock::time_point now) override {
     if (unpinned_) {
-      // Who still reads these blocks is served rubbish.
+      // Spoil the blocks, so that a late reader gets wrong bytes.
       if (holds_) around_.cache.fill(blocks_.blocks, 0, layers(), 0, order_.tokens, seed_ ^ spoilt);
       give_back();
       return false;
@@ -149,7 +149,7 @@ class prefill_job final : public job {
     return true;
   }
   void expect_taken(const result<void>& said) {
-    // `not_found`: it has ended, and the event that says so is on its way.
+    // `not_found`: the operation has ended, and its event is on its way.
     if (!said && said.error().code != errc::not_found) violated(to_string(said.error()));
   }
   [[nodiscard]] std::uint32_t layers() const {

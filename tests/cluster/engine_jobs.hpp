@@ -1,15 +1,15 @@
 #pragma once
 
-/// The two engines of the tests: what they do with one request, one step at a time, and what they
-/// watch meanwhile. Everything that must never happen is a line in a file that all processes of a
-/// test append to.
+/// The two engines of the tests: how they handle one request, step by step, and what they check
+/// meanwhile. Everything that must never happen is a line in a file to which all processes of a
+/// test append.
 ///
 ///   prefill: send -> computes layer by layer -> seals -> outcome -> unpinned -> spoils its blocks
 ///   decode:  receive -> outcome -> looks at the bytes, uses them for a time, looks again -> unpinned
 ///            -> spoils the blocks, waits, looks whether anyone else wrote -> frees
 ///
-/// Either frees its blocks as soon as there is an outcome (the pool must keep them in quarantine) or
-/// only when they are unpinned, as the seed of the request says.
+/// The seed of the request decides whether an engine frees its blocks as soon as there is an
+/// outcome, so that the pool must keep them in quarantine, or only when they are unpinned.
 
 #include <chrono>
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace troupe::testing {
 
-/// Appends lines, each whole, whoever else writes.
+/// Appends whole lines to a file that other processes also append to.
 class violation_file {
  public:
   violation_file(const std::string& path, std::string node);
@@ -47,8 +47,8 @@ struct job_surroundings {
   cache_bytes& cache;
   violation_file& violations;
   engine_counters& counters;
-  std::function<void(const job&)> outcome;  ///< of the job; once
-  /// For how long altogether this process stood still: no outcome is late for that.
+  std::function<void(const job&)> outcome;  ///< called once with the job
+  /// Total time for which this process has been stopped; an outcome is not late because of it.
   const std::chrono::milliseconds& stood_still;
 };
 
@@ -57,11 +57,11 @@ class job {
  public:
   virtual ~job() = default;
   void hear(const event& e);
-  /// Does what is due at `now`. False: it is over and all is given back.
+  /// Does what is due at `now`. Returns false once it is over and everything is given back.
   [[nodiscard]] bool advance(job_clock::time_point now);
   [[nodiscard]] operation_id id() const { return id_; }
   [[nodiscard]] const std::string& request() const { return request_; }
-  /// Nothing: it was done, or has not ended.
+  /// Empty if it was done or has not ended.
   [[nodiscard]] const std::optional<error>& failure() const { return failed_; }
 
  protected:
@@ -69,7 +69,7 @@ class job {
       std::chrono::milliseconds deadline);
   virtual void allocated(const kvcache::allocation&) {}
   virtual void ended() = 0;
-  /// The next step of it is due. False: it is over.
+  /// Runs the next step, which is due. Returns false if the job is over.
   virtual bool step(job_clock::time_point now) = 0;
 
   void begin(operation_id id);
@@ -96,7 +96,7 @@ class job {
   bool called_late_{false};
 };
 
-/// Null: the call was answered with why not.
+/// Returns null if the call was answered with an error.
 [[nodiscard]] std::unique_ptr<job> begin_prefill(job_surroundings& around,
                                                  const prefill_order& order, call_reply_to reply);
 [[nodiscard]] std::unique_ptr<job> begin_decode(job_surroundings& around, const decode_order& order,

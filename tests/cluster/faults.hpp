@@ -1,6 +1,6 @@
 #pragma once
 
-/// What goes wrong in a chaos run, drawn from a seed, and the hand that does it.
+/// The faults of a chaos run, drawn from a seed, and the code that injects them.
 
 #include <chrono>
 #include <cstdint>
@@ -14,31 +14,31 @@
 namespace troupe::testing {
 
 enum class fault_kind : std::uint8_t {
-  kill,             ///< a node, which is started again
-  freeze,           ///< a node, which goes on later
-  cut_pair,         ///< a prefill and a decode node from each other
-  cut_supervisor,   ///< the supervisor from half of the nodes
-  unplug,           ///< a node from everybody
-  drain,            ///< a node, which is started again once it has left
-  kill_supervisor,  ///< which is started again
+  kill,             ///< kills a node, which is started again
+  freeze,           ///< freezes a node, which continues later
+  cut_pair,         ///< cuts a prefill and a decode node off from each other
+  cut_supervisor,   ///< cuts the supervisor off from half of the nodes
+  unplug,           ///< cuts a node off from all others
+  drain,            ///< drains a node, which is started again once it has left
+  kill_supervisor,  ///< kills the supervisor, which is started again
 };
 [[nodiscard]] std::string to_string(fault_kind kind);
 
 struct planned_fault {
   fault_kind kind{fault_kind::kill};
   std::vector<std::string> victims;
-  std::chrono::milliseconds after{0};  ///< the beginning of its episode
+  std::chrono::milliseconds after{0};  ///< from the beginning of its episode
   std::chrono::milliseconds lasts{0};
 };
 [[nodiscard]] std::string to_string(const planned_fault& fault);
 
 /// Faults that may overlap. At any time at least one prefill and one decode node are untouched.
 struct episode {
-  std::chrono::milliseconds pause{0};  ///< before it, from when the one before was overcome
+  std::chrono::milliseconds pause{0};  ///< before it, since the recovery from the former one
   std::vector<planned_fault> faults;
 };
 
-/// The same seed and shape give the same episodes.
+/// Equal seeds and shapes give equal episodes.
 class fault_schedule {
  public:
   fault_schedule(std::uint64_t seed, const cluster_shape& shape, bool with_cuts);
@@ -55,16 +55,16 @@ class fault_schedule {
   std::vector<fault_kind> kinds_;
 };
 
-/// Does them. On the thread that started the processes.
+/// Injects faults. Use it on the thread that started the processes.
 class fault_hand {
  public:
-  /// `net` is null where there is nothing to cut.
+  /// `net` is null if nothing can be cut.
   fault_hand(cluster_processes& cluster, const network* net, actors::cluster_client& client)
       : cluster_{cluster}, net_{net}, client_{client} {}
   void begin(const planned_fault& fault);
-  /// When its time is over.
+  /// Ends a fault once its time is over.
   void end(const planned_fault& fault);
-  /// What did not go as it must.
+  /// Expectations that were not met.
   [[nodiscard]] const std::vector<std::string>& violations() const { return violations_; }
 
  private:

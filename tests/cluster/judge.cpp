@@ -16,10 +16,10 @@ using std::chrono::milliseconds;
 using clock = load::clock;
 
 constexpr auto window = std::chrono::seconds{1};
-/// So many of the last calm seconds say what is usual.
+/// The number of recent calm seconds that define the usual rate.
 constexpr std::size_t remembered = 40;
 
-/// What is wrong with one node that should be at rest.
+/// What is wrong with a node that should be at rest.
 std::vector<std::string> wrong_with(const actors::node_report& report,
                                     const engine_counters& engine,
                                     const std::set<std::uint64_t>& lives) {
@@ -84,7 +84,7 @@ std::string row(const std::string& name, const std::string& value) {
 void recovery_watch::look_at_calm() {
   const auto now = clock::now();
   if (now - looked_ < window) return;
-  // A second that began before this was called for is not a calm one.
+  // A second that began before calm returned does not count.
   if (now - looked_ < 2 * window) {
     calm_.push_back(users_.rate(looked_, now));
     if (calm_.size() > remembered) calm_.erase(calm_.begin());

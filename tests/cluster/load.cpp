@@ -13,17 +13,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// What a request may take longer than its deadline: the last attempt's, and a call to a node that
-/// says nothing.
+/// How much longer than its deadline a request may take: the last attempt, and a call to a node
+/// that does not answer.
 const milliseconds slack{wait_limit};
 
-/// A fault of a process or of the network may be told as one of these. All others would be a fault of
-/// the product.
+/// Whether a fault of a process or the network may be reported as this error. Any other error is a
+/// defect of the product.
 bool fits_a_fault(errc code) {
   switch (code) {
     case errc::pool_exhausted:
     case errc::overloaded:
-    case errc::not_found:  // by a node that has not heard yet which others there are
+    case errc::not_found:  // from a node that has not heard yet of the other nodes
     case errc::grant_revoked:
     case errc::peer_unreachable:
     case errc::peer_lost:
@@ -48,7 +48,7 @@ struct load::request {
   std::uint64_t seed{0};
   milliseconds per_layer{0}, use{0};
   clock::time_point start, end;
-  bool given_up{false};  ///< by its user, so long after it was handed to the decode node
+  bool given_up{false};  ///< by its user, `given_up_after` the call to the decode node
   milliseconds given_up_after{0};
   std::uint32_t attempts{0};
 };
@@ -85,7 +85,7 @@ void load::serve(const std::string& id, std::uint64_t dice) {
   request r;
   r.id = id;
   r.tokens = 1 + static_cast<std::uint32_t>(draw() % options_.max_tokens);
-  // Half of them are under way for long enough for a fault to find them in the middle.
+  // Half of the requests last long enough for a fault to hit them in the middle.
   r.per_layer = milliseconds{draw() % 2 == 0 ? draw() % 80 : 0};
   r.use = milliseconds{draw() % 20};
   r.given_up = draw() % 10 == 0;
@@ -176,13 +176,13 @@ result<void> load::attempt(const request& r, const actors::placement& where) {
            encode(decode_order{transfer, prefill.name, std::string{to_string(where.mode)}, r.tokens,
                                r.seed, deadline, r.use, where.supervisor_incarnation, where.epoch}),
            deadline + milliseconds{500});
-  // Half of them tell the prefill node; the others leave it to its own deadline.
+  // Half of the users tell the prefill node; the others leave it to its own deadline.
   if (!taken && r.seed % 2 == 0) (void)call(prefill, "abort", name, milliseconds{200});
   if (user.valid()) user.wait();
   return taken;
 }
 
-// -- what came of them
+// -- outcomes
 
 void load::note_done(milliseconds took) {
   const std::lock_guard lock{mutex_};

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What users do: requests at a steady rate, each placed, computed at a prefill node, taken by a decode
-/// node, and placed again when that fails, until it is done or its time is over.
+/// Simulated users: requests at a steady rate, each placed, computed at a prefill node, taken by a
+/// decode node, and placed again when that fails, until it is done or its time is over.
 
 #include <atomic>
 #include <chrono>
@@ -17,8 +17,9 @@
 namespace troupe::testing {
 
 struct load_options {
-  std::uint32_t workers{24};  ///< requests at once, at most
-  /// Of a worker between two requests, half of it to one and a half of it: what bounds the rate.
+  std::uint32_t workers{24};  ///< most requests at once
+  /// A worker's pause between two requests, from half to one and a half of this. It bounds the
+  /// rate.
   std::chrono::milliseconds pause{200};
   std::uint32_t max_tokens{1024};
   std::chrono::milliseconds deadline{6000};  ///< of a request
@@ -29,10 +30,10 @@ struct load_options {
 struct load_counts {
   std::uint64_t begun{0}, done{0};
   std::uint64_t given_up{0};                     ///< by their users, in the middle
-  std::uint64_t attempts{0};                     ///< placed, the first ones too
+  std::uint64_t attempts{0};                     ///< placements, including the first ones
   std::map<std::string, std::uint64_t> failed;   ///< requests, by errc
   std::map<std::string, std::uint64_t> retried;  ///< attempts that failed, by errc
-  std::map<std::string, std::string> examples;   ///< a sentence of each
+  std::map<std::string, std::string> examples;   ///< one sentence each
   std::chrono::milliseconds longest{0};
 };
 
@@ -40,18 +41,18 @@ class load {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// Runs from now on. The client outlives it.
+  /// Starts at once. The client must outlive this object.
   load(actors::cluster_client& client, load_options options);
   ~load();
   load(const load&) = delete;
   load& operator=(const load&) = delete;
-  /// Begins no more requests and waits for those that are under way.
+  /// Starts no more requests and waits for those in progress.
   void stop();
 
   /// Requests done per second in [from, to).
   [[nodiscard]] double rate(clock::time_point from, clock::time_point to) const;
   [[nodiscard]] load_counts counts() const;
-  /// What a frontend must never see.
+  /// Observations that a frontend must never make.
   [[nodiscard]] std::vector<std::string> violations() const;
 
  private:
@@ -70,7 +71,7 @@ class load {
   const load_options options_;
   std::atomic<bool> over_{false};
   mutable std::mutex mutex_;
-  std::vector<clock::time_point> done_;  ///< in order
+  std::vector<clock::time_point> done_;  ///< in order of completion
   load_counts counts_;
   std::vector<std::string> violations_;
   std::vector<std::thread> workers_;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int first_host = 11;
 
-/// Where a command of iproute2 is; empty: nowhere.
+/// Where a command of iproute2 is. Empty if it is missing.
 std::string path_of(const char* command) {
   for (const char* folder : {"/usr/sbin/", "/sbin/", "/usr/bin/", "/bin/"}) {
     const auto path = std::string{folder} + command;
@@ -32,7 +32,7 @@ std::string link_of(int number) {
   return "host" + std::to_string(number);
 }
 
-/// An address under 127 is one of a network like any other.
+/// Routes 127.0.0.0/8 over the device like any other network. Returns whether that works.
 bool open_loopback(const std::string& device) {
   std::ofstream{"/proc/sys/net/ipv4/conf/" + device + "/route_localnet"} << "1\n";
   std::ifstream in{"/proc/sys/net/ipv4/conf/" + device + "/route_localnet"};
@@ -41,7 +41,7 @@ bool open_loopback(const std::string& device) {
   return value == 1;
 }
 
-/// Lets 127.0.0.1 alone be the host's own, not all that begins with 127.
+/// Leaves only 127.0.0.1 local to the host, not all of 127.0.0.0/8.
 constexpr const char* narrow_loopback =
     "link set lo up\naddr del 127.0.0.1/8 dev lo\naddr add 127.0.0.1/32 dev lo\n";
 
@@ -115,8 +115,8 @@ void network::slow_down(std::uint32_t megabits) const {
   for (const auto& [name, h] : hosts_) in_space(h.space, "tc", rate);
 }
 
-// A neighbour that nobody is: frames to it go nowhere, and the sender hears nothing, as on a real
-// network. (A route that is gone would tell the sender at once.)
+// Uses a neighbour entry that belongs to no host: frames to it are lost, and the sender gets no
+// error, as on a real network. (A removed route would tell the sender at once.)
 void network::cut(const std::string& a, const std::string& b) const {
   const auto lose = [&](const host& from, const host& to) {
     ip(from.space,
@@ -159,7 +159,7 @@ void network::ip(int space, const std::string& commands) const {
   in_space(space, "ip", commands);
 }
 
-/// Between fork and exec only calls that are safe in a child of a process with threads.
+/// Between fork and exec only calls that are safe in the child of a process with threads.
 void network::in_space(int space, const char* command, const std::string& lines) {
   const auto path = path_of(command);
   int input[2];

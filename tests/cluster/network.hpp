@@ -1,8 +1,8 @@
 #pragma once
 
-/// A network of hosts inside this machine: one network namespace for each host, joined by a bridge in
-/// a namespace that the calling process enters itself. The namespaces have no names: the kernel
-/// removes them and all that is in them with the last process of the test, however it ends.
+/// A network of hosts inside this machine: one network namespace per host, joined by a bridge in a
+/// namespace that the calling process enters itself. The namespaces have no names: the kernel
+/// removes them and everything in them with the last process of the test, however it ends.
 
 #include <cstdint>
 #include <map>
@@ -13,10 +13,10 @@
 
 namespace troupe::testing {
 
-/// Whose addresses the hosts have.
+/// The addresses of the hosts.
 enum class addresses {
-  /// 127.77.0.x, which leave their host even so: what listens on nothing but loopback addresses
-  /// can be cut off from the others.
+  /// 127.77.0.x, but routed between hosts, so that processes that listen only on loopback addresses
+  /// can be cut off from each other.
   loopback,
   /// 10.77.0.x
   open,
@@ -24,31 +24,31 @@ enum class addresses {
 
 class network {
  public:
-  /// Why no such network can be made here (no root, no iproute2); nothing if it can.
+  /// Why no such network can be made here (no root, no iproute2). Empty if it can.
   [[nodiscard]] static std::optional<std::string> missing();
-  /// Hosts of these names with the addresses .11, .12, ... The calling thread, which must be the only
-  /// one of the process, stands at the bridge (.1) from now on.
+  /// Makes hosts of these names with the addresses .11, .12, ... From now on the calling thread,
+  /// which must be the only one of the process, is at the bridge (.1).
   network(const std::vector<std::string>& names, addresses which);
   ~network();
   network(const network&) = delete;
   network& operator=(const network&) = delete;
 
-  /// Empty if it could not be made: `why` says it.
+  /// Why the network could not be made. Empty if it was.
   [[nodiscard]] const std::string& why() const { return why_; }
   [[nodiscard]] std::string address(const std::string& name) const;
   /// Descriptor of the host's namespace, for `setns` in a child.
   [[nodiscard]] int space(const std::string& name) const;
 
-  /// What each host sends takes its time, so that faults find bytes under way: megabits a second.
-  /// Where the kernel cannot do that it goes on as fast as before.
+  /// Limits what each host sends to that rate, so that faults find bytes in flight. If the kernel
+  /// cannot do that, the speed stays as it is.
   void slow_down(std::uint32_t megabits) const;
-  /// No packet between the two arrives any more, and nobody is told.
+  /// Drops every packet between the two, without any error to a sender.
   void cut(const std::string& a, const std::string& b) const;
   void mend(const std::string& a, const std::string& b) const;
-  /// The host's cable is pulled out.
+  /// Pulls out the host's cable.
   void unplug(const std::string& name) const;
   void plug(const std::string& name) const;
-  /// Everything is whole again.
+  /// Undoes every cut and unplug.
   void mend_all() const;
 
  private:
@@ -56,7 +56,7 @@ class network {
     int number{0};
     int space{-1};
   };
-  /// Why it could not be made.
+  /// Returns why it could not be made, or an empty string.
   [[nodiscard]] std::string make(const std::vector<std::string>& names);
   [[nodiscard]] std::string at(int number) const;
   void ip(int space, const std::string& commands) const;

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What the frontend of the tests tells an engine of theirs, as the text of a call.
+/// The calls from the frontend of the tests to their engines, as text.
 
 #include <chrono>
 #include <cstdint>
@@ -16,11 +16,11 @@ struct prefill_order {
   std::uint32_t tokens{0};
   std::uint64_t seed{0};  ///< of the bytes
   std::chrono::milliseconds deadline{0};
-  std::chrono::milliseconds per_layer{0};  ///< how long the computing of one layer takes
+  std::chrono::milliseconds per_layer{0};  ///< compute time of one layer
 };
 
-/// Call "decode": take a request's cache, use it for a time, give its blocks back. Answered once its
-/// bytes have been looked at twice.
+/// Call "decode": take a request's cache, use it for a time, give its blocks back. Answered once
+/// its bytes have been checked twice.
 struct decode_order {
   std::string request;
   std::string source;  ///< node name
@@ -33,10 +33,10 @@ struct decode_order {
   bool fail_when_full{false};
 };
 
-/// Call "abort", with the request's id: gives it up. Call "outcome", with the request's id: answered
-/// once the operation has one, in words: `done`, or the error.
+/// Call "abort", with the request's id: gives it up. Call "outcome", with the request's id:
+/// answered once the operation has an outcome: `done`, or the error as text.
 
-/// Call "counters": what one life of an engine has seen.
+/// Call "counters": the counters of one life of an engine.
 struct engine_counters {
   std::uint64_t begun{0}, done{0}, failed{0}, unpinned{0}, open{0};
 };

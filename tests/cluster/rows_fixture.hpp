@@ -1,7 +1,7 @@
 #pragma once
 
-/// Two prefill and two decode nodes on a network of their own, for one thing that goes wrong at a time,
-/// many times over. Without a network the tests of what needs none run on 127.0.0.1.
+/// Two prefill and two decode nodes on a network of their own, for one kind of failure at a time,
+/// many times over. If no network can be made, the tests that need none run on 127.0.0.1.
 
 #include <chrono>
 #include <cstdint>
@@ -33,11 +33,12 @@ namespace troupe::testing {
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
-/// As short as a machine allows that stands still for a second now and then: who is not meant must not be missed.
+/// As short as possible on a machine that stalls for a second now and then: a healthy node must not
+/// be missed.
 inline constexpr milliseconds heartbeats_missed{3000};
 
-/// So often each thing goes wrong in each of the two modes, half as often what takes seconds each time.
-/// TROUPE_FAULT_ROUNDS says otherwise.
+/// How often each failure is provoked in each of the two modes; half as often if it takes seconds.
+/// TROUPE_FAULT_ROUNDS overrides it.
 inline int fault_rounds() {
   const char* text = std::getenv("TROUPE_FAULT_ROUNDS");
   return text != nullptr ? std::atoi(text) : sanitized ? 2 : 10;
@@ -59,12 +60,12 @@ class row : public ::testing::TestWithParam<std::string> {
     shape.decodes = 2;
     shape.mode = GetParam();
     shape.heartbeat_interval = 100ms;
-    // Nobody is lost only since the machine stood still for a while.
+    // No node may be lost just because the machine stalled for a while.
     shape.heartbeat_timeout = 10min;
     shape.peer_silence = 1min;
     shape.transport_more = ", connect_timeout: 1min";
   }
-  /// For what is noticed by silence alone, of a peer and of a node.
+  /// For failures that only the silence of a peer shows.
   void notice_silence() {
     shape.peer_silence = 500ms;
     shape.transport_more.clear();
@@ -82,7 +83,7 @@ class row : public ::testing::TestWithParam<std::string> {
     client = cluster->client(10s);
     ASSERT_TRUE(cluster->all_up(*client)) << "the cluster did not come up";
     if (shape.decode_block_tokens != 16) return;
-    // Until all have heard of all.
+    // Until every node knows every other one.
     for (const auto* prefill : {"prefill-0", "prefill-1"}) {
       for (const auto* decode : {"decode-0", "decode-1"}) expect_served(prefill, decode);
     }
@@ -99,7 +100,7 @@ class row : public ::testing::TestWithParam<std::string> {
       std::cout << "the logs of all processes are in " << cluster->folder() << std::endl;
     }
   }
-  /// Of the process of a node: where it listens.
+  /// The ports at which a node's process listens.
   [[nodiscard]] std::vector<std::uint16_t> ports_of(const std::string& name) const {
     std::ifstream in{"/proc/" + std::to_string(cluster->pid(name)) + "/net/tcp"};
     std::vector<std::uint16_t> ports;
@@ -130,7 +131,7 @@ class row : public ::testing::TestWithParam<std::string> {
     std::uint64_t seed{0};
     std::uint32_t tokens{500};
     milliseconds deadline{2 * wait_limit};
-    milliseconds per_layer{30};  ///< of four
+    milliseconds per_layer{30};  ///< for each of four layers
     bool fail_when_full{false};
     milliseconds use{0};
   };
@@ -163,13 +164,14 @@ class row : public ::testing::TestWithParam<std::string> {
       return call(decode, "decode", encode(order), limit);
     });
   }
-  /// The prefill engine has it and the decode engine asks for it, whose outcome this will be.
+  /// Offers the request at the prefill engine and lets the decode engine take it. Returns the
+  /// decode engine's outcome.
   std::future<call_outcome> hand_over(const std::string& prefill, const std::string& decode,
                                       const transfer& t) {
     offer(prefill, t);
     return take(decode, prefill, t);
   }
-  /// In words, of a node's operation.
+  /// The outcome of a node's operation, as text.
   std::string outcome(const std::string& node, const transfer& t) {
     const auto known = call(node, "outcome", {t.request.begin(), t.request.end()});
     return known ? std::string{known->begin(), known->end()}
@@ -178,7 +180,8 @@ class row : public ::testing::TestWithParam<std::string> {
   static std::string in_words(const call_outcome& outcome) {
     return outcome ? "done" : to_string(outcome.error());
   }
-  /// Until both nodes are at it: what happens next happens in the middle of a transfer.
+  /// Waits until both nodes are busy with the transfer, so that the next step hits it in the
+  /// middle.
   void wait_until_it_moves(const std::string& prefill, const std::string& decode) {
     const auto busy = [&](const std::string& name) {
       const auto report = client->report(name);
@@ -187,8 +190,8 @@ class row : public ::testing::TestWithParam<std::string> {
     ASSERT_TRUE(comes_true([&] { return busy(decode) && busy(prefill); }, 5ms))
         << "nothing moves from " << prefill << " to " << decode;
   }
-  /// A whole request from one to the other. Once a network is whole again, what it delivers late may
-  /// still end a link, or keep an answer for longer than a dial waits: as a user, tries again meanwhile.
+  /// Serves a whole request. After a network is mended, late packets may still end a link, or delay
+  /// an answer for longer than a dial waits; so the test tries again for a while, like a user.
   void expect_served(const std::string& prefill, const std::string& decode) {
     const auto until = end_of_wait();
     for (;;) {

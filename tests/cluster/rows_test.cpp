@@ -1,4 +1,4 @@
-// The table of what goes wrong with a transfer: each row many times over, in real processes.
+// The table of transfer failures: each row many times over, in real processes.
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-/// How the loss of a peer is told that nothing but its silence has shown.
+/// The error text for the loss of a peer that only its silence has shown.
 const auto is_told_by_silence = HasSubstr("silent for ");
 
 // -- processes
@@ -34,7 +34,8 @@ TEST_P(row, prefill_node_dies_and_its_request_is_lost_at_once_and_placed_on_anot
     actors::placement_request wanted;
     wanted.request = t.request + " again";
     wanted.timeout_ms = static_cast<std::uint32_t>(milliseconds{wait_limit}.count());
-    // The supervisor may hear of the death after the decode node has: as a user, places it once more.
+    // The supervisor may hear of the death after the decode node: like a user, the test places it
+    // again.
     auto where = client->place(wanted);
     const auto is_elsewhere = [&] {
       if (where && static_cast<pid_t>(where->prefill.at(0).pid) != died) return true;
@@ -92,7 +93,7 @@ TEST_P(row, supervisor_dies_and_what_runs_goes_on_and_all_are_back_when_it_is) {
     auto t = next();
     t.per_layer = 240ms;
     auto taken = hand_over("prefill-0", "decode-0", t);
-    // Who has not found its node yet asks the supervisor.
+    // A node that has not found its peer yet asks the supervisor.
     wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(150ms));
     cluster->kill("supervisor");
@@ -104,15 +105,15 @@ TEST_P(row, supervisor_dies_and_what_runs_goes_on_and_all_are_back_when_it_is) {
   }
 }
 
-// -- what engines and clocks do
+// -- engines and clocks
 
 TEST_P(row, abort_by_either_engine_ends_both_sides_with_aborted) {
   for (int round = 0; round < fault_rounds(); ++round) {
     SCOPED_TRACE(round);
     auto t = next();
-    t.per_layer = 2s;  // it is not over before it is given up
+    t.per_layer = 2s;  // long enough to be given up before it is over
     auto taken = hand_over("prefill-0", "decode-0", t);
-    // Until it has been asked for, there is one side only.
+    // Before the request is made, only one side exists.
     wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(100ms));
     ASSERT_TRUE(call(round % 2 == 0 ? "prefill-0" : "decode-0", "abort",
@@ -136,7 +137,7 @@ TEST_P(row, deadline_passes_and_both_sides_say_so) {
 
 class full_pool : public row {
  protected:
-  full_pool() { shape.pool = "4MiB"; }  // 128 blocks: two of these requests
+  full_pool() { shape.pool = "4MiB"; }  // 128 blocks, enough for two of these requests
 };
 
 TEST_P(full_pool, lets_requests_wait_in_line_and_refuses_at_once_who_will_not) {
@@ -246,7 +247,7 @@ TEST_P(broken_wire,
                               StartsWith("peer_lost: "), StartsWith("peer_unreachable: "));
     EXPECT_THAT(in_words(taken.get()), reason);
     EXPECT_THAT(outcome("prefill-0", t), reason);
-    // The others serve meanwhile.
+    // Meanwhile the other nodes serve each other.
     expect_served("prefill-0", "decode-1");
     expect_served("prefill-1", "decode-0");
     net->mend("prefill-0", "decode-0");
@@ -286,12 +287,12 @@ TEST_P(missed_wire,
   for (int round = 0; round < (fault_rounds() + 4) / 5; ++round) {
     SCOPED_TRACE(round);
     net->cut("supervisor", "decode-1");
-    // Until it has noticed, and asks again and again.
+    // Long enough for it to notice, and to ask again and again.
     std::this_thread::sleep_for(heartbeats_missed + 1500ms + within(1000ms));
     cluster->ask_to_end("decode-1");
     EXPECT_TRUE(comes_true([&] { return cluster->gone("decode-1"); }, 10ms)) << "it did not end";
     cluster->kill("decode-1");
-    // Its next life begins where nobody can be reached, and is taken in once that is over.
+    // Its next life starts while it is cut off, and is accepted once the wire is mended.
     cluster->start("decode-1");
     std::this_thread::sleep_for(3s);
     net->mend("supervisor", "decode-1");
@@ -299,7 +300,7 @@ TEST_P(missed_wire,
   }
 }
 
-/// Connects, says so many bytes, and listens to the answer for a moment.
+/// Connects, sends the bytes, and waits a moment for an answer.
 void say_to(const std::string& host, std::uint16_t port, const std::string& bytes) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};
@@ -330,7 +331,7 @@ TEST_P(wire, that_brings_garbage_to_every_port_of_a_node_changes_nothing) {
       std::string bytes(1 + dice() % 4096, '\0');
       for (auto& byte : bytes) byte = static_cast<char>(dice());
       say_to(net->address(name), port, bytes);
-      // Lengths of nearly 2 GiB and of nothing, where a header may have its length.
+      // Lengths of nearly 2 GiB and of zero, at the place of a header's length field.
       say_to(net->address(name), port, std::string(512, '\x7F'));
       say_to(net->address(name), port, std::string(512, '\0'));
       say_to(net->address(name), port, "");
@@ -345,7 +346,7 @@ TEST_P(wire, that_brings_garbage_to_every_port_of_a_node_changes_nothing) {
   }
 }
 
-// -- peers that stand still
+// -- frozen peers
 
 class silent_row : public row {
  protected:
@@ -360,7 +361,7 @@ TEST_P(silent_row, frozen_peer_is_lost_and_what_it_does_when_it_wakes_lands_nowh
     SCOPED_TRACE(round);
     const std::string frozen = round % 2 == 0 ? "prefill-0" : "decode-0";
     auto t = next();
-    t.per_layer = 2s;  // the last layer is not on its way before it is frozen
+    t.per_layer = 2s;  // the last layer is not in flight when the peer is frozen
     auto taken = hand_over("prefill-0", "decode-0", t);
     wait_until_it_moves("prefill-0", "decode-0");
     std::this_thread::sleep_for(within(60ms));
@@ -370,7 +371,7 @@ TEST_P(silent_row, frozen_peer_is_lost_and_what_it_does_when_it_wakes_lands_nowh
       EXPECT_THAT(in_words(taken.get()),
                   AnyOf(StartsWith("peer_lost: "), StartsWith("link_broken: ")));
     }
-    // Its blocks come to others while it sleeps.
+    // Its blocks are given to others while it is frozen.
     expect_served("prefill-1", "decode-1");
     if (frozen == "prefill-0") {
       expect_served("prefill-1", "decode-0");

@@ -1,5 +1,5 @@
-// Each file of bad/ begins with comments `# expect: TEXT`, one for each thing that is wrong with
-// it, in the order of the report. TEXT is what follows "FILE:" in a message ("9: key `a.b`: ...").
+// Each file of bad/ begins with comments `# expect: TEXT`, one for each error in the file, in the
+// order of the report. TEXT is what follows "FILE:" in a message ("9: key `a.b`: ...").
 
 #include <algorithm>
 #include <filesystem>
@@ -52,7 +52,7 @@ TEST_P(bad_file, is_refused_with_exactly_the_messages_that_it_announces) {
     const std::string text = to_string(what);
     ASSERT_TRUE(text.starts_with(path + ":")) << text;
     auto rest = text.substr(path.size() + 1);
-    if (rest.starts_with(' ')) rest.erase(0, 1);  // "FILE: ..." of a file as a whole
+    if (rest.starts_with(' ')) rest.erase(0, 1);  // "FILE: ..." for an error in the file as a whole
     messages.push_back(rest);
   }
   EXPECT_THAT(messages, testing::ElementsAreArray(expected));

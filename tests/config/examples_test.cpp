@@ -30,7 +30,7 @@ TEST(examples, each_one_is_accepted_and_survives_printing) {
     const auto again = parse(print(*outcome.value), "printed");
     ASSERT_TRUE(again.value) << to_string(again.issues);
     EXPECT_EQ(*again.value, *outcome.value);
-    // What the examples promise: everything runs on the machine that starts them.
+    // The examples promise that everything runs on the machine that starts them.
     for (const auto& node : resolve(*outcome.value, {})) EXPECT_TRUE(node.local) << node.name;
   }
   EXPECT_GE(count, 3U);

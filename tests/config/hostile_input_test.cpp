@@ -1,5 +1,5 @@
-// The file comes from a person, or from whoever can write it: nothing in it may crash the process,
-// take long or take much memory.
+// The file comes from a person, or from anyone who can write it: no content may crash the process,
+// take long or use much memory.
 
 #include <chrono>
 #include <fstream>
@@ -36,7 +36,7 @@ std::string anchored(int number) {
   return std::string{"a"}.append(digits).append(": &a").append(digits).append(" ");
 }
 
-/// An outcome is a deployment or at least one issue, never both and never neither.
+/// Parsing returns a deployment or at least one issue, never both and never neither.
 void expect_one_of_both(const parse_outcome& outcome, const std::string& text) {
   ASSERT_NE(outcome.value.has_value(), !outcome.issues.empty()) << text;
   for (const auto& what : outcome.issues) ASSERT_FALSE(to_string(what).empty());

@@ -1,4 +1,4 @@
-// A deployment that is printed and parsed again is the same deployment, for 1000 generated ones.
+// A deployment that is printed and parsed again is unchanged, for 1000 generated ones.
 
 #include <algorithm>
 #include <array>
@@ -80,7 +80,7 @@ class generator {
   std::string host() {
     return any<std::string>({"127.0.0.1", "localhost", "::1", "127.1.2.3", "LOCALHOST"});
   }
-  // Each fixed port is used once, so that none clash.
+  // Each fixed port is used once, so that ports never clash.
   std::uint16_t port() { return chance() ? std::uint16_t{0} : next_port_++; }
 
   cache_arrangement arrangement(bool mla) {
@@ -246,7 +246,7 @@ TEST(round_trip, a_printed_deployment_parses_to_the_same_structs) {
 }
 
 TEST(round_trip, every_field_makes_a_difference_to_what_is_printed) {
-  // Two deployments that differ print differently, or the round trip above would prove nothing.
+  // Different deployments must print differently, or the round trip above would prove nothing.
   std::uint64_t seed = 1;
   deployment first = generator{seed}.make();
   while (first.stages[0].open) first = generator{++seed}.make();  // it has no port to change

@@ -1,5 +1,5 @@
-// A supervisor that nobody starts, with the real command: nodes begin it, find it, lose it and begin the
-// next; it ends by itself, and not with who began it.
+// A supervisor that no operator starts, with the real command: nodes begin it, find it, lose it and
+// begin the next one. It ends by itself, and not with the process that began it.
 
 #include "begun_supervisor.hpp"
 
@@ -33,14 +33,14 @@ using ::testing::Not;
 using namespace troupe::testing;
 namespace fs = std::filesystem;
 
-/// How often the text is in it.
+/// How often `text` occurs in `all`.
 std::size_t count_in(const std::string& all, const std::string& text) {
   std::size_t count = 0;
   for (auto at = all.find(text); at != std::string::npos; at = all.find(text, at + 1)) ++count;
   return count;
 }
 
-/// Whether it has ended; one that nobody has waited for has.
+/// Whether the process has ended; a zombie has.
 bool is_over(pid_t pid) {
   const auto state = standing_of(std::to_string(pid)).state;
   return state == 0 || state == 'Z';
@@ -65,7 +65,7 @@ class begun : public ::testing::Test {
     return std::make_unique<command>(
         std::vector<std::string>{"node", file->path(), "--name", name});
   }
-  /// Once more than so many times.
+  /// Waits for another registration after the first `before` ones.
   static bool registers(command& node, std::size_t before = 0) {
     return node.reads_until([&] { return count_in(node.err(), registered) > before; });
   }
@@ -77,7 +77,7 @@ class begun : public ::testing::Test {
   }
 
   std::string cluster{next_cluster()};
-  begun_supervisor supervisor{cluster};  // ends behind all that could begin another
+  begun_supervisor supervisor{cluster};  // ends after everything that could begin another
   std::unique_ptr<deployment_on_disk> file{std::make_unique<deployment_on_disk>(text())};
 };
 
@@ -137,8 +137,8 @@ TEST_F(begun, by_a_process_that_is_started_for_a_stage) {
   EXPECT_GT(supervisor.wait(), 0);
 }
 
-/// Nobody is given a name before nodes of a former supervisor had time to register, and that is longer here
-/// than one may live that nobody needs.
+/// No name is given before nodes of a former supervisor have had time to register, which takes
+/// longer than an idle supervisor may live here.
 TEST_F(begun, for_a_process_that_asks_for_a_name_and_stays_until_that_has_one) {
   describe("cluster: " + cluster +
            "\nsupervisor: {begin: true, port: 0, idle: 1s, heartbeat_interval: 200ms, "
@@ -215,7 +215,7 @@ TEST_F(begun, at_a_port_of_the_file_that_is_free_again_when_the_next_is_begun) {
     EXPECT_EQ(nlohmann::json::parse(supervisor.notice()).at("port"), port);
     node->signal(SIGTERM);
     EXPECT_EQ(node->wait(), 0) << node->err();
-    // From when nobody finds it its process is over soon; whoever looks meanwhile waits for that.
+    // Once its notice is gone, the process ends soon; a node that looks meanwhile waits for that.
     EXPECT_TRUE(comes_true([&] { return supervisor.notice().empty(); })) << supervisor.log();
   }
 }
@@ -242,7 +242,7 @@ TEST_F(begun, survives_who_began_it_and_has_nothing_of_that_process) {
 
   node->signal(SIGKILL);
   EXPECT_EQ(node->wait(), 128 + SIGKILL);
-  // Nobody has the other end any more.
+  // The other end is closed in every process.
   pollfd reader{ends[0], POLLIN, 0};
   char none = 0;
   EXPECT_EQ(::poll(&reader, 1, static_cast<int>(std::chrono::milliseconds{wait_limit}.count())), 1);
@@ -294,7 +294,7 @@ TEST_F(begun, or_waited_for_is_given_up_by_a_node_that_is_told_to_end) {
     const auto has_begun = [&] {
       std::string line;
       std::ifstream in{mark};
-      if (!std::getline(in, line) || in.eof()) return false;  // not all of it is there
+      if (!std::getline(in, line) || in.eof()) return false;  // not written completely yet
       child = static_cast<pid_t>(std::stol(line));
       return true;
     };

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::Values;
 using namespace troupe::testing;
 
-/// A load that takes a fraction of a second, with a last block that is not full.
+/// A load that takes a fraction of a second, and whose last block is not full.
 std::vector<std::string> small_load(std::vector<std::string> more) {
   std::vector<std::string> arguments{"bench", "--layers", "2",  "--kv-heads",    "2", "--head-dim",
                                      "16",    "--tokens", "40", "--concurrency", "3"};
@@ -83,7 +83,7 @@ class verified_bench : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(verified_bench, counts_only_the_time_in_which_caches_move) {
   const results_file file;
-  // One after the other: then nothing but the transfers is in the time that counts.
+  // One after the other, so that the measured time contains only transfers.
   const auto ended =
       run({"bench", "--layers", "4", "--tokens", "1024", "--concurrency", "1", "--requests", "30",
            "--verify", "--mode", GetParam(), "--json", file.path});

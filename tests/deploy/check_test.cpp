@@ -78,7 +78,7 @@ TEST(check, says_behind_the_nodes_which_stages_are_open_and_to_how_many) {
                                    "stage shelf is open to at most 1 node\n"));
 }
 
-/// What a shell makes of it: the exit code.
+/// Runs the command through a shell. Returns the exit code.
 int through_shell(const std::string& arguments) {
   const auto line = std::string{TROUPE_COMMAND} + " " + arguments;
   const int status = std::system(line.c_str());

@@ -25,7 +25,7 @@ namespace {
 using clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Appends what waits there. False: the other end is closed.
+/// Appends the available bytes. Returns false if the other end is closed.
 bool read_some(int fd, std::string& text) {
   std::array<char, 4096> part{};
   const auto count = ::read(fd, part.data(), part.size());
@@ -42,14 +42,14 @@ command::command(std::vector<std::string> arguments, const std::function<void()>
 
 command::command(const std::string& program, std::vector<std::string> arguments,
                  const std::function<void()>& prepare) {
-  // What a supervisor keeps goes with the test, and meets no other one.
+  // A supervisor's state lives only as long as the tests, and is not shared with others.
   static const scratch_folder state;
   ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
   arguments.insert(arguments.begin(), program);
   std::vector<char*> raw;
   for (auto& argument : arguments) raw.push_back(argument.data());
   raw.push_back(nullptr);
-  // By its descriptor: `prepare` may make it somebody who can't reach the folder of the build.
+  // By descriptor: `prepare` may switch to a user who cannot reach the build folder.
   const int file = ::open(program.c_str(), O_PATH | O_CLOEXEC);
   int out[2];
   int err[2];
@@ -72,7 +72,7 @@ command::command(const std::string& program, std::vector<std::string> arguments,
 
 command::~command() {
   if (pid_ > 0) {
-    // In good order, so that a test that failed leaves no nodes behind either.
+    // End it in good order, so that a failed test leaves no nodes behind.
     signal(SIGTERM);
     if (wait() == -1 && pid_ > 0) {
       signal(SIGKILL);
@@ -137,7 +137,7 @@ int command::wait_until(time_point end) {
     }
     if (!pump(milliseconds{20})) std::this_thread::sleep_for(milliseconds{5});
   }
-  // What was written last; nodes that outlive the command may hold the pipes open.
+  // Read the last output; nodes that outlive the command may hold the pipes open.
   for (int i = 0; i < 10 && pid_ < 0 && (out_fd_ >= 0 || err_fd_ >= 0); ++i)
     (void)pump(milliseconds{20});
   return pid_ > 0 ? -1 : code_;
@@ -219,7 +219,7 @@ bool falls_silent(std::uint16_t port) {
   return comes_true([=] { return !listens(port); });
 }
 
-// -- what `up` says
+// -- the output of `up`
 
 std::vector<started_node> nodes_in(const std::string& output) {
   static const std::regex line{R"((\S+) \(pid (\d+)\) listens at \S+:(\d+))"};

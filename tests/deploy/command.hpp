@@ -15,27 +15,29 @@
 /// The `troupe` command, run by tests as a user runs it.
 namespace troupe::testing {
 
-/// A `troupe` process with its output. It never outlives the object.
+/// A `troupe` process and its output. The destructor ends it.
 class command {
  public:
-  /// `prepare` is called in the new process before it becomes the command: nothing but system calls there.
+  /// `prepare` runs in the new process before it becomes the command, and may only make system
+  /// calls.
   explicit command(std::vector<std::string> arguments, const std::function<void()>& prepare = {});
-  /// The same, of another program than the command.
+  /// The same for another program.
   command(const std::string& program, std::vector<std::string> arguments,
           const std::function<void()>& prepare);
   ~command();
   command(const command&) = delete;
   command& operator=(const command&) = delete;
 
-  /// Reads until standard output or error holds `text`. False: it never did, or they ended.
+  /// Reads until standard output or error holds `text`. Returns whether it does, at the latest when
+  /// both have ended.
   [[nodiscard]] bool says(const std::string& text);
-  /// The same, of what must not come so soon.
+  /// Like `says`, with a limit of its own, for text that must not come so soon.
   [[nodiscard]] bool says_within(std::chrono::milliseconds time, const std::string& text);
-  /// Reads until that is so of what it wrote. False: it never was, or it ended.
+  /// Reads until `holds` returns true. Returns false if it never does, or the process ends before.
   [[nodiscard]] bool reads_until(const std::function<bool()>& holds);
-  /// Waits for its end. The exit code; 128 + signal; -1 when it does not end.
+  /// Waits for the end. Returns the exit code, 128 + signal, or -1 if it does not end.
   int wait();
-  /// The same, of one that must not end so soon.
+  /// Like `wait`, with a limit of its own, for a process that must not end so soon.
   int wait_for(std::chrono::milliseconds time);
   void signal(int number) const;
 
@@ -56,28 +58,28 @@ class command {
   std::string out_, err_;
 };
 
-/// What a node says once it is taken in.
+/// The output of a node once it is registered.
 inline constexpr const char* registered = "registered with the supervisor as replica";
 
 struct ended {
   int code{-1};
   std::string out, err;
 };
-/// Runs it to its end.
+/// Runs the command to its end.
 [[nodiscard]] ended run(std::vector<std::string> arguments);
-/// The same, again and again until it ends with 0: on a busy machine a node may be suspect for a moment.
+/// Repeats that until it ends with 0: on a busy machine a node may be suspect for a moment.
 [[nodiscard]] ended run_until_good(const std::vector<std::string>& arguments);
 
-/// A deployment of a prefill, a decode and a store on this machine, written to a file that goes
-/// with the object.
+/// A deployment of a prefill, a decode and a store on this machine, in a file that is deleted with
+/// this object.
 class deployment_on_disk {
  public:
-  /// Port 0: the OS chooses, and nobody but `up` knows. A node is `down` for being silent only after so long
-  /// that no test waits for it, unless it says otherwise.
+  /// With port 0 the OS chooses, and only `up` knows the port. By default a silent node is `down`
+  /// only after longer than any test waits.
   explicit deployment_on_disk(std::uint16_t supervisor_port,
                               const std::string& decode_engine = "reference",
                               const std::string& heartbeat_timeout = "10min");
-  /// That text.
+  /// With that text.
   explicit deployment_on_disk(const std::string& yaml);
   ~deployment_on_disk();
   deployment_on_disk(const deployment_on_disk&) = delete;
@@ -90,19 +92,19 @@ class deployment_on_disk {
 };
 
 [[nodiscard]] bool listens(std::uint16_t port);
-/// Waits until nobody listens there: what was just closed may be another test's for a while.
+/// Waits until nothing listens at the port: another test may use a port that was just closed.
 [[nodiscard]] bool falls_silent(std::uint16_t port);
-/// Waits until there is no process of that number, not even one that nobody has waited for.
+/// Waits until there is no process of that number, not even a zombie.
 [[nodiscard]] bool vanishes(pid_t pid);
 
-/// What `troupe up` says of each node it started.
+/// A node that `troupe up` reports as started.
 struct started_node {
   std::string name;
   pid_t pid{-1};
   std::uint16_t port{0};
 };
 [[nodiscard]] std::vector<started_node> nodes_in(const std::string& output);
-/// The last one of that name; pid -1 when there is none.
+/// The last node of that name, with pid -1 if there is none.
 [[nodiscard]] started_node node_in(const std::string& output, const std::string& name);
 
 }  // namespace troupe::testing

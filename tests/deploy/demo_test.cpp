@@ -49,7 +49,7 @@ TEST(demo, over_what_there_is_not_ends_with_two_before_anything_is_started) {
 }
 
 TEST(demo, leaves_no_file_behind_but_the_users_secret) {
-  EXPECT_EQ(run({"--version"}).code, 0);  // the folder for what a user's commands keep is there now
+  EXPECT_EQ(run({"--version"}).code, 0);  // creates the folder of kept files
   const scratch_folder temporary;
   ::setenv("TMPDIR", temporary.path().c_str(), 1);
   const auto ended = run({"demo", "--prompt", "to be", "--max-tokens", "4"});

@@ -1,4 +1,4 @@
-// `troupe drain` as an operator uses it: real processes, requests that run meanwhile.
+// `troupe drain` as an operator uses it: real processes, with requests in progress.
 
 #include <atomic>
 #include <chrono>
@@ -26,7 +26,7 @@ using ::testing::Not;
 using namespace std::chrono_literals;
 using namespace troupe::testing;
 
-/// Nothing of what these tests ask for comes so late.
+/// Longer than anything in these tests takes.
 constexpr std::uint32_t never_ms = 600'000;
 
 /// One prefill, two decode replicas, each of `ranks` nodes.
@@ -51,7 +51,7 @@ class drained : public ::testing::Test {
     file_ = folder_.path() + "/deployment.yaml";
     const auto port = free_port();
     std::ofstream{file_} << deployment(port, ranks);
-    // Nobody reads what they log meanwhile: a full pipe would stop them.
+    // Their logs go to files, since a full pipe that is not read would block them.
     up_.emplace(std::vector<std::string>{"up", file_, "--log-dir", folder_.path()});
     ASSERT_TRUE(up_->says(std::to_string(2 + 2 * ranks) + " nodes are up"))
         << up_->out() << up_->err();
@@ -81,7 +81,7 @@ class drained : public ::testing::Test {
     what.deadline_ms = never_ms;
     return call(where.decode.front(), "decode", to_json(what));
   }
-  /// A whole request. Why it failed; empty: it did not.
+  /// A whole request. Returns why it failed, or an empty string.
   std::string serve(const std::string& id, std::string& where_to) {
     const auto where = place(id);
     if (!where) return to_string(where.error());
@@ -118,7 +118,7 @@ class drained : public ::testing::Test {
   std::unique_ptr<troupe::actors::cluster_client> client_;
 };
 
-/// Requests one after the other, on several threads, until it is told to end.
+/// Sends one request after the other, on several threads, until `end`.
 class load {
  public:
   using serve_fn = std::function<std::string(const std::string& id, std::string& where_to)>;
@@ -131,7 +131,7 @@ class load {
     for (auto& one : threads_)
       if (one.joinable()) one.join();
   }
-  /// Whether so many go to that node.
+  /// Waits until that many requests have gone to the node.
   bool comes_to(const std::string& node, std::size_t count) {
     return comes_true([&] { return served(node) >= count; }, 10ms);
   }
@@ -243,7 +243,7 @@ TEST_F(drained, a_node_leaves_at_the_deadline_although_a_transfer_never_ends) {
   const auto where = place("endless");
   ASSERT_TRUE(where) << to_string(where.error());
   const auto name = where->decode.front().name;
-  auto decoding = decode("endless", *where);  // and nobody ever prefills it
+  auto decoding = decode("endless", *where);  // no node ever prefills it
   ASSERT_TRUE(comes_true([&] { return status_of(name).at("queue_length") != 0; }, 50ms));
   const auto drain = run({"drain", file_, name, "--deadline", "1s"});
   EXPECT_EQ(drain.code, 3) << drain.out << drain.err;

@@ -1,5 +1,5 @@
-/// A process that embeds an engine: starts the store `NAME` of the deployment `FILE`, puts a value into
-/// it, gets it back, and stops. Ends with 0, or with 3 and the error that a call returned.
+/// A process that embeds an engine: starts the store `NAME` of the deployment `FILE`, puts a value,
+/// gets it back, and stops. Exits with 0, or with 3 and the error that a call returned.
 
 #include <cstddef>
 #include <iostream>

@@ -1,4 +1,5 @@
-// How commands end that have started processes: told to while nobody answers, and killed.
+// How commands that have started processes end: on an order while no child answers, and when
+// killed.
 
 #include <algorithm>
 #include <chrono>
@@ -50,11 +51,11 @@ int count(const std::string& text, const std::string& what) {
   return found;
 }
 
-/// TMPDIR of what is started while it lives.
+/// Sets TMPDIR for the processes that are started during its lifetime.
 class temporary_files {
  public:
   temporary_files() {
-    EXPECT_EQ(run({"--version"}).code, 0);          // what a test keeps is elsewhere by now
+    EXPECT_EQ(run({"--version"}).code, 0);          // creates other files elsewhere first
     ::setenv("TMPDIR", folder_.path().c_str(), 1);  // NOLINT(concurrency-mt-unsafe)
   }
   ~temporary_files() { ::unsetenv("TMPDIR"); }  // NOLINT(concurrency-mt-unsafe)
@@ -66,7 +67,7 @@ class temporary_files {
   scratch_folder folder_;
 };
 
-/// What a user's commands keep, but for the secrets.
+/// The files that a user's commands keep, except secrets.
 std::vector<std::string> kept_files() {
   std::vector<std::string> names;
   const char* state = std::getenv("XDG_STATE_HOME");  // NOLINT(concurrency-mt-unsafe)
@@ -91,9 +92,9 @@ const std::vector<std::string> short_demo{"demo", "--prompt", "to be", "--max-to
 struct killing {
   const char* name;
   const std::vector<std::string>& arguments;
-  std::size_t children;  ///< that are there when it is killed
-  const char* says;      ///< what it has said by then; empty: nothing
-  bool frozen;           ///< the children stand still
+  std::size_t children;  ///< number of children when it is killed
+  const char* says;      ///< its output by then; may be empty
+  bool frozen;           ///< whether the children are frozen
 };
 
 class killed_command : public ::testing::TestWithParam<killing> {};
@@ -149,9 +150,9 @@ TEST(killed_demo, is_cleaned_up_after_by_the_next_one_which_leaves_those_alone_t
   EXPECT_THAT(files.names(), IsEmpty());
 }
 
-// -- told to end while nobody answers
+// -- an order to end while no child answers
 
-/// So many that the patience with one after the other would be longer than any wait of a test.
+/// Enough for the patience with each in turn to exceed any wait of a test.
 constexpr std::size_t many_stores = 8;
 
 std::string stores(std::size_t count, std::uint16_t port) {
@@ -164,15 +165,15 @@ std::string stores(std::size_t count, std::uint16_t port) {
   return text;
 }
 
-/// While it lives, this process inherits the children of those that it starts, as the first process of a
-/// container does: in their session, where the kernel continues nobody.
+/// Makes this process inherit the children of the processes that it starts, as the first process of
+/// a container does: in their session, where the kernel does not continue stopped processes.
 class heir {
  public:
   heir() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
   ~heir() { ::prctl(PR_SET_CHILD_SUBREAPER, 0); }
   heir(const heir&) = delete;
   heir& operator=(const heir&) = delete;
-  /// Waits for its end; one that does not come is brought about by force. As `waitpid` has it.
+  /// Waits for its end, and kills it if that does not come. Returns the status of `waitpid`.
   [[nodiscard]] static int status_of(pid_t inherited) {
     int status = 0;
     if (!comes_true([&] { return ::waitpid(inherited, &status, WNOHANG) == inherited; })) {
@@ -263,7 +264,7 @@ TEST(frozen_bench, ends_with_one_ctrl_c_and_leaves_nothing) {
   ASSERT_EQ(children.size(), 2U);
   freeze(children);
   bench.signal(SIGINT);
-  // A peer that stands still is lost after a while, which may be sooner than the signal is looked at.
+  // A frozen peer is lost after a while, perhaps before the signal is handled.
   EXPECT_THAT(bench.wait(), AnyOf(130, 1)) << bench.out() << bench.err();
   expect_gone(children);
 }
@@ -274,7 +275,7 @@ TEST(frozen_bench, ends_with_one_ctrl_c_while_it_starts) {
   ASSERT_FALSE(children.empty()) << bench.err();
   freeze(children);
   bench.signal(SIGINT);
-  // 1: they stood still before they had become the program, and nobody waits for that.
+  // 1: they were frozen before they had become the program, which is not waited for.
   EXPECT_THAT(bench.wait(), AnyOf(130, 1)) << bench.out() << bench.err();
   EXPECT_THAT(bench.err(), Not(HasSubstr("deadline")));
   expect_gone(children);
@@ -283,7 +284,7 @@ TEST(frozen_bench, ends_with_one_ctrl_c_while_it_starts) {
 TEST(frozen_bench, ends_though_its_process_is_stopped_as_it_is_made) {
   command bench{long_bench};
   std::vector<pid_t> children;
-  // What is looked for lasts a millisecond.
+  // The state that the test looks for lasts a millisecond.
   const auto made = [&] {
     children = children_of(bench.pid());
     return !children.empty();

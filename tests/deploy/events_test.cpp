@@ -13,7 +13,7 @@
 
 #include "command.hpp"
 
-// `troupe events` of processes that come, are killed and are started again.
+// `troupe events` with processes that come, are killed and are started again.
 namespace {
 
 using namespace std::chrono_literals;
@@ -43,7 +43,7 @@ void kill_at_once(command& victim) {
   EXPECT_EQ(victim.wait(), 128 + SIGKILL);
 }
 
-/// One object a line, whatever else is wrong.
+/// One JSON object per line, whatever else is wrong.
 std::vector<nlohmann::json> objects(const std::string& text) {
   std::vector<nlohmann::json> all;
   std::istringstream in{text};
@@ -115,7 +115,7 @@ TEST(events, go_on_through_a_restart_of_the_supervisor_which_is_said_once) {
   ASSERT_TRUE(follower.says(" up         cache-0 ")) << follower.out() << follower.err();
   kill_at_once(*supervisor);
   ASSERT_TRUE(follower.says("does not answer, keeps asking")) << follower.err();
-  std::this_thread::sleep_for(1s);  // that it asks again and again is not said
+  std::this_thread::sleep_for(1s);  // repeated attempts are not reported
   supervisor = supervisor_of(file);
   EXPECT_TRUE(follower.says("answers again")) << follower.err();
   EXPECT_TRUE(follower.says("was restarted (incarnation ")) << follower.err();

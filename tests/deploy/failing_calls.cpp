@@ -1,17 +1,17 @@
-// Loaded before all other libraries (LD_PRELOAD): counts what a program asks the C library for, and
-// lets one of those calls fail. Only what is called through this library's names is seen, which is all
-// that programs and libraries other than the C library itself call.
+// Loaded before all other libraries (LD_PRELOAD): counts the calls of a program to the C library,
+// and lets one of them fail. It sees only calls that are made through the names of this library,
+// which are the calls of programs and of all libraries but the C library itself.
 //
-// Left out:
-//  - calls that only wait (poll, epoll_wait, futex), those that cannot fail or whose failure nobody can
-//    act on (close, munmap, a write to an eventfd), and what libraries do before `main`, which has
-//    nobody to return an error to;
-//  - where a library ends the process by a signal, or stands still for ever, and cannot be asked not to:
-//    system calls of CAF's own, and all calls of its actor system's constructor (for which `check_room`
-//    looks before), of its destructor, of the beginning and the end of an actor and of CAF's clock; the
-//    C library's list of what is destroyed at the end of a thread; what OpenSSL does once, at its first
-//    use.
-// Where the one that is to fail is left out the next one does.
+// Exempt:
+//  - calls that only wait (poll, epoll_wait, futex), calls that cannot fail or whose failure cannot
+//    be handled (close, munmap, a write to an eventfd), and calls of libraries before `main`, for
+//    which there is no caller to return an error to;
+//  - calls whose failure makes a library end the process by a signal or hang, which cannot be
+//    prevented: system calls of CAF itself, and all calls of its actor system's constructor
+//    (`check_room` checks before it), of its destructor, of the beginning and the end of an actor,
+//    and of CAF's clock; the C library's list of thread-exit destructors; OpenSSL's one-time
+//    initialisation.
+// If the call that is to fail is exempt, the next one fails instead.
 
 #include "failing_calls.hpp"
 
@@ -46,13 +46,14 @@ namespace {
 
 call_counts* counts = nullptr;  // null until `main` begins
 bool traced = false;
-/// Whether this library itself is at work on this thread. There from the beginning: to make it takes no memory.
+/// Whether this library is active on this thread. Initial-exec storage exists from the start,
+/// without allocation.
 [[gnu::tls_model("initial-exec")]] thread_local bool busy = false;
 
 void open_counts() {
   const char* path = std::getenv(troupe::testing::call_counts_variable);
   if (path == nullptr) return;
-  // By number: the names are ours.
+  // By system call number: this library replaces the function.
   const auto fd = static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0));
   if (fd < 0) return;
   const auto at =
@@ -61,7 +62,7 @@ void open_counts() {
   if (at == -1) return;
   traced = std::getenv(troupe::testing::call_trace_variable) != nullptr;
   std::array<void*, 1> frames{};
-  (void)::backtrace(frames.data(), 1);  // what it needs is loaded at its first call
+  (void)::backtrace(frames.data(), 1);  // the first call loads what it needs
   counts = reinterpret_cast<call_counts*>(at);
 }
 
@@ -69,13 +70,13 @@ bool begins_with(const char* text, const char* with) {
   return text != nullptr && std::strncmp(text, with, std::strlen(with)) == 0;
 }
 
-/// The library that the address is in, without its folder.
+/// The file name of the library at that address, without its folder.
 const char* library_of(const Dl_info& at) {
   const char* slash = std::strrchr(at.dli_fname, '/');
   return slash == nullptr ? at.dli_fname : slash + 1;
 }
 
-/// Whether nobody can keep the call that is under way from ending the process.
+/// Whether a failure of the current call would inevitably end the process.
 bool is_spared(call_kind kind) {
   std::array<void*, 64> frames{};
   const int depth = ::backtrace(frames.data(), static_cast<int>(frames.size()));
@@ -131,13 +132,13 @@ bool fails(call_kind kind, const char* name, int why) {
   return !spared;
 }
 
-/// What an eventfd, a timer or the like takes and gives never fails for want of anything.
+/// Eventfds, timers and the like never fail for lack of resources.
 bool can_fail(int fd) {
   struct stat what {};
   return ::syscall(SYS_fstat, fd, &what) != 0 || (what.st_mode & S_IFMT) != 0;
 }
 
-/// The function of that name behind this library.
+/// The next function of that name after this library's.
 template <class Function>
 Function* next(Function* /*ours*/, const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
@@ -153,7 +154,7 @@ int counted_main(int argc, char** argv, char** environment) {
 
 }  // namespace
 
-// -- where it begins
+// -- start of the program
 
 extern "C" int __libc_start_main(main_function* main, int argc, char** argv, void (*init)(),
                                  void (*fini)(), void (*rtld_fini)(), void* stack_end) {
@@ -162,7 +163,7 @@ extern "C" int __libc_start_main(main_function* main, int argc, char** argv, voi
                                                        rtld_fini, stack_end);
 }
 
-// -- allocations; `operator new` makes them, too
+// -- allocations, including those of `operator new`
 
 extern "C" {
 void* __libc_malloc(std::size_t size);
@@ -196,7 +197,7 @@ int posix_memalign(void** made, std::size_t alignment, std::size_t size) noexcep
 
 // -- system calls
 
-// One that fails by `failed` with errno `why`, and takes and returns what the real one does.
+// A call that fails with the result `failed` and errno `why`; otherwise the real one is called.
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage): each is a name of its own for the linker
 #define FAILING(type, name, parameters, arguments, failed, why, attributes) \
   FAILING_IF(true, type, name, parameters, arguments, failed, why, attributes)
@@ -295,7 +296,7 @@ FAILING(pid_t, fork, (), (), -1, EAGAIN, noexcept)
 FAILING(int, execv, (const char* path, char* const* arguments), (path, arguments), -1, ENOMEM,
         noexcept)
 
-// Those with an argument that may be missing: it is passed on as a long one, which is what the kernel takes.
+// Calls with an optional argument, which is passed on as a long, as the kernel takes it.
 // NOLINTNEXTLINE(cppcoreguidelines-macro-usage)
 #define FAILING_WITH_MORE(name, parameters, last, arguments, why)           \
   extern "C" int name parameters {                                          \

@@ -1,10 +1,10 @@
-// Every start in which one allocation or one system call fails, once: it ends with a sentence, or serves
-// and ends when it is told to; no signal ends it, and nothing hangs.
+// Every start with one failing allocation or system call: it ends with a sentence, or serves and
+// ends on an order; no signal ends it, and nothing hangs.
 //
-// A first run counts the calls. Then some of them fail, one a run: as many as fit into a build of every
-// commit, which ones the seed says. By hand: TROUPE_FAIL_EVERY=50 takes every 50th, 1 all of them;
-// TROUPE_FAIL_AT=1234 one, and with TROUPE_CALL_TRACE=1 it is written where that one came from; with
-// TROUPE_FAIL_TO=1299 those from the one to the other.
+// A first run counts the calls. Then some of them fail, one per run: as many as fit into a build of
+// every commit; the seed selects them. By hand: TROUPE_FAIL_EVERY=50 takes every 50th call, 1 all
+// of them. TROUPE_FAIL_AT=1234 takes one; with TROUPE_CALL_TRACE=1 its backtrace is written, and
+// with TROUPE_FAIL_TO=1299 all calls from the one to the other fail in turn.
 
 #include "failing_calls.hpp"
 
@@ -37,7 +37,7 @@ namespace {
 
 using namespace troupe::testing;
 
-/// In a file, for the processes that count.
+/// Counts in a file that the counting processes map.
 class shared_counts {
  public:
   shared_counts() {
@@ -77,19 +77,19 @@ const char* name_of(call_kind kind) {
 
 class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<start, call_kind>> {
  protected:
-  /// The least tries of one start.
+  /// Minimum number of runs for one start.
   static constexpr std::uint64_t few = 4;
 
   start_with_a_failing_call() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
-  /// With what a supervisor writes by default: a secret and its state.
+  /// With the files that a supervisor writes by default: a secret and its state.
   static std::string text() {
     return "cluster: failing\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(free_port()) +
            "}\nmodel: {layers: 2, kv_heads: 2, head_dim: 16, dtype: bf16, block_tokens: 16}\n"
            "stages:\n  - {name: cache, role: store, pool: {size: 1MiB}}\n";
   }
 
-  /// How many calls it makes when the one of that number fails; 0: none does.
+  /// Runs with that call failing, or none if 0. Returns the number of calls that were made.
   std::uint64_t run_with(std::uint64_t failing) {
     const auto& [of, kind] = GetParam();
     const auto index = static_cast<std::size_t>(kind);
@@ -102,7 +102,7 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
       command process{of.program, of.arguments_for(file.path()), [&] {
                         ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);
                         ::setenv("TMPDIR", state.path().c_str(),
-                                 1);  // where a demo that fails keeps its files
+                                 1);  // where a failing demo keeps its files
                         ::setenv(call_counts_variable, counts.path().c_str(), 1);
                         ::setenv("LD_PRELOAD", FAILING_CALLS, 1);
                       }};
@@ -121,14 +121,14 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
     return ::testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count();
   }
 
-  /// What it left behind was inherited by this process.
+  /// Orphans of the command are inherited by this process.
   static bool has_no_children() {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
     }
     return errno == ECHILD;
   }
 
-  /// The calls that fail, of so many.
+  /// The calls to fail, out of `all`.
   static std::vector<std::uint64_t> chosen(std::uint64_t all) {
     std::vector<std::uint64_t> some;
     if (const auto first = number_from_environment("TROUPE_FAIL_AT", 0); first != 0) {

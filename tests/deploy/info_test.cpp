@@ -23,7 +23,7 @@ using ::testing::Not;
 using troupe::testing::have_verbs;
 using troupe::testing::run;
 
-/// What `troupe info --json` says of a backend.
+/// A backend's entry in `troupe info --json`.
 nlohmann::json backend_of(const nlohmann::json& info, const std::string& name) {
   for (const auto& backend : info.at("backends")) {
     if (backend.at("name") == name) return backend;
@@ -56,7 +56,7 @@ TEST(info, says_for_people_what_it_says_as_json) {
     EXPECT_THAT(text.out, HasSubstr(info.at("machine").at(key).get<std::string>()));
 }
 
-/// On the devices of tests/verbs: two rails, at both ends.
+/// With the devices of tests/verbs: two rails, at both ends.
 struct info_of_rdma : ::testing::Test {
   void SetUp() override {
     if (!have_verbs()) GTEST_SKIP() << "needs RDMA devices: tests/run verbs";
@@ -89,7 +89,7 @@ TEST_F(info_of_rdma, shows_every_device_with_its_port_and_the_address_that_it_wo
   }
 }
 
-/// A folder of the machine that is empty for as long as the object lives.
+/// Hides the content of a folder of this machine for the lifetime of the object.
 class emptied_folder {
  public:
   explicit emptied_folder(const char* path) : path_{path} {
@@ -103,7 +103,7 @@ class emptied_folder {
   const char* path_;
 };
 
-/// A file of the machine that is empty for as long as the object lives.
+/// Makes a file of this machine appear empty for the lifetime of the object.
 class emptied_file {
  public:
   explicit emptied_file(std::string path) : path_{std::move(path)} {
@@ -121,7 +121,7 @@ class emptied_file {
   const troupe::testing::scratch_folder empty_;
 };
 
-/// Where the loader finds it. Empty: nowhere.
+/// The path at which the loader finds the library. Empty if it does not.
 std::string file_of_library(const char* name) {
   void* library = ::dlopen(name, RTLD_LAZY);
   const link_map* loaded = nullptr;
@@ -131,7 +131,7 @@ std::string file_of_library(const char* name) {
   return std::filesystem::canonical(path);
 }
 
-/// Of the backend, and of the devices.
+/// What `info` reports of an unusable rdma backend: its reason, and the devices.
 std::vector<std::string> said_of_unusable_rdma() {
   const auto info = nlohmann::json::parse(run({"info", "--json"}).out);
   const auto rdma = backend_of(info, "rdma");

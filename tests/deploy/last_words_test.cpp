@@ -1,4 +1,4 @@
-// What ends a process behind the command's back is told in a line.
+// An end of the process that the command did not cause is reported in a line.
 
 #include "troupe/deploy/cli/last_words.hpp"
 
@@ -20,7 +20,7 @@ class last_words_test : public ::testing::Test {
   last_words_test() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
-/// Runs it on a thread of its own, as a library does, while the command waits.
+/// Runs `body` on a thread of its own, as a library does, while the command waits.
 template <class Body>
 void run_on_a_thread(Body body) {
   const last_words words;
@@ -42,7 +42,7 @@ TEST_F(last_words_test, a_thread_that_is_never_joined_is_told) {
       {
         const last_words words;
         const std::thread lost{[] {}};
-        // Its end is that of the process.
+        // Its destruction terminates the process.
       },
       ExitedWithCode(1), "std::terminate was called");
 }

@@ -1,4 +1,4 @@
-// Every start with too little of something ends with a sentence, or is told to stop and does so: no
+// Every start with too few resources ends with a sentence, or is told to stop and does so: no
 // signal ends it, and nothing hangs.
 
 #include <cstdint>
@@ -20,14 +20,14 @@ namespace {
 using namespace troupe::testing;
 
 constexpr rlim_t mib = rlim_t{1} << 20U;
-/// Of nobody, and of no other test that runs now: what root starts has no limit on its processes, and
-/// those of one user count together.
+/// A user id that no account and no other running test has: root's processes are not limited, and
+/// the processes of one user count together.
 const auto stranger = static_cast<uid_t>(100'000 + ::getpid());
 
 struct limit {
   const char* name;
   __rlimit_resource what;
-  std::vector<rlim_t> tried;  ///< the last is enough
+  std::vector<rlim_t> tried;  ///< the last one is enough
 };
 
 const std::vector<limit> limits{
@@ -47,7 +47,7 @@ const std::vector<limit> limits{
 struct tight_case {
   const char* name;
   start of;
-  bool keeps{false};  ///< what a supervisor writes by default: a secret and its state
+  bool keeps{false};  ///< files that a supervisor writes by default: a secret and its state
 };
 
 const std::vector<tight_case> starts{
@@ -102,7 +102,7 @@ TEST_P(tight_start, ends_with_a_sentence_or_when_it_is_told_to) {
     command process{of.program, of.arguments_for(file.path()), [&with = with, &state, most] {
                       ::setenv("XDG_STATE_HOME", state.path().c_str(), 1);
                       ::setenv("TMPDIR", state.path().c_str(),
-                               1);  // where a demo that fails keeps its files
+                               1);  // where a failing demo keeps its files
                       restrict_to(with, most);
                     }};
     const bool last = most == with.tried.back();

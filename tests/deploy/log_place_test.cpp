@@ -7,7 +7,7 @@
 
 #include "command.hpp"
 
-// Where log lines go: --log-file of `node` and --log-dir of `up` make what folders are missing.
+// Where logs go: --log-file of `node` and --log-dir of `up` create missing folders.
 namespace {
 
 using ::testing::HasSubstr;

@@ -9,7 +9,7 @@
 
 #include "command.hpp"
 
-// What ps, top and pgrep show of the processes that the command starts.
+// The names of the command's processes in ps, top and pgrep.
 namespace {
 
 using ::testing::StartsWith;
@@ -64,7 +64,7 @@ TEST_P(load, says_where_its_supervisor_is_so_that_status_shows_processes_with_na
   ASSERT_EQ(shown.at("nodes").size(), 2u);
   std::set<std::string> names;
   for (const auto& node : shown.at("nodes")) names.insert(comm_of(node.at("pid")));
-  // The decode engine of a bench is in the command itself.
+  // The decode engine of a bench runs in the command itself.
   EXPECT_TRUE(names.contains("troupe:prefil-0")) << ::testing::PrintToString(names);
   EXPECT_TRUE(names.contains(GetParam()[0] == "demo" ? "troupe:decode-0" : "troupe"))
       << ::testing::PrintToString(names);

@@ -1,7 +1,7 @@
 #pragma once
 
-/// How a process must end that was denied something: with a sentence of its own, or when it is told to;
-/// by no signal, and with nothing left of it.
+/// How a process that was denied a resource must end: with a sentence of its own, or on an order,
+/// never by a signal, and leaving nothing behind.
 
 #include <chrono>
 #include <csignal>
@@ -18,12 +18,12 @@
 
 namespace troupe::testing {
 
-/// After this a start that neither serves nor has ended is told to stop, as one that serves is: it waits
-/// for what it was denied, and says so.
+/// After this time a start that neither serves nor has ended is told to stop, like one that serves:
+/// it is waiting for the denied resource, and must say so.
 inline constexpr std::chrono::seconds longest_start{20};
 
-/// Waits until it has ended, telling it to once it says `serving`; null: it ends by itself. Returns
-/// whether it came so far: it served, or ended with 0. `for_its_start`: how long it is waited for.
+/// Waits for the end, after telling it to stop once it says `serving` (null if it ends by itself).
+/// `for_its_start` is how long to wait for `serving`. Returns whether it served, or ended with 0.
 inline bool expect_orderly_end(command& process, const char* serving,
                                std::chrono::seconds for_its_start = longest_start) {
   using ::testing::AnyOf;
@@ -55,7 +55,7 @@ inline bool expect_orderly_end(command& process, const char* serving,
                               HasSubstr("terminate called"))));
   for (const auto child : children) {
     (void)comes_true(
-        [child] { return ::waitpid(child, nullptr, WNOHANG) != 0; });  // it may be ours now
+        [child] { return ::waitpid(child, nullptr, WNOHANG) != 0; });  // perhaps inherited
     EXPECT_TRUE(vanishes(child)) << child << ": " << said;
   }
   return began;

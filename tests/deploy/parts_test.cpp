@@ -70,7 +70,7 @@ class pattern : public ::testing::Test {
  protected:
   pattern() {
     kvcache::cache_shape shape;
-    shape.layers = kvcache::attention_layers(2, 2, 9);  // 18 bytes a head: no whole words
+    shape.layers = kvcache::attention_layers(2, 2, 9);  // 18 bytes a head: no multiple of a word
     shape.block_tokens = 4;
     shape.blocks = 8;
     layout = *kvcache::make_layout(shape, {});
@@ -106,7 +106,7 @@ TEST_F(pattern, tells_requests_and_the_order_of_blocks_apart) {
   EXPECT_FALSE(verify_pattern(part(12), 7));
 }
 
-// -- what is shown
+// -- output
 
 // -- names of processes
 
@@ -202,7 +202,7 @@ TEST(idle_time, begins_anew_with_each_question_for_a_name) {
   EXPECT_TRUE(idle.is_over(began + seconds{25}));
 }
 
-/// No name is given before that time has passed, and who asks may ask that seldom.
+/// Names are held back for that long, and a process that asks may ask again only after that time.
 TEST(idle_time, lasts_as_long_as_a_name_is_held_for_whoever_asked) {
   using std::chrono::seconds;
   const idle_time::time_point began{seconds{1000}};

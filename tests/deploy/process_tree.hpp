@@ -1,6 +1,6 @@
 #pragma once
 
-/// Processes that a process has started.
+/// The child processes of a process.
 
 #include <algorithm>
 #include <cctype>
@@ -20,7 +20,7 @@
 namespace troupe::testing {
 
 struct process_standing {
-  char state{0};  ///< as `ps` shows it; 0: there is no such process
+  char state{0};  ///< as `ps` shows it; 0 if there is no such process
   pid_t parent{0};
 };
 
@@ -29,7 +29,7 @@ inline process_standing standing_of(const std::string& number) {
   std::ostringstream text;
   text << in.rdbuf();
   const auto stat = text.str();
-  const auto name_end = stat.rfind(')');  // the name may hold anything
+  const auto name_end = stat.rfind(')');  // the name may contain anything
   process_standing found;
   if (name_end == std::string::npos) return found;
   std::istringstream rest{stat.substr(name_end + 1)};
@@ -51,7 +51,7 @@ inline std::vector<pid_t> children_of(pid_t parent) {
   return found;
 }
 
-/// Its children, once there are so many.
+/// Waits for that many children. Returns those that there are.
 inline std::vector<pid_t> wait_for_children(pid_t parent, std::size_t count) {
   std::vector<pid_t> found;
   (void)comes_true([&] {
@@ -61,7 +61,7 @@ inline std::vector<pid_t> wait_for_children(pid_t parent, std::size_t count) {
   return found;
 }
 
-/// All of them stand still when this returns: what is signalled later does not overtake it.
+/// When this returns, all are stopped: a later signal cannot overtake the stop.
 inline void freeze(const std::vector<pid_t>& all) {
   for (const auto pid : all) ::kill(pid, SIGSTOP);
   for (const auto pid : all)

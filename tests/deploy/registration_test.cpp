@@ -11,7 +11,7 @@
 
 #include "command.hpp"
 
-// A node and its supervisor, when they do not come together at once, or no more.
+// A node and its supervisor that do not connect at once, or are separated later.
 namespace {
 
 using namespace std::chrono_literals;
@@ -111,7 +111,7 @@ TEST(up, says_soon_that_nodes_wait_for_a_supervisor_wherever_their_logs_go) {
 TEST(up, says_who_waits_when_the_last_node_listens_and_not_of_some_of_them) {
   const deployment_on_disk file{free_port()};
   const scratch_folder folder;
-  // A node whose log is a pipe without a reader comes no further than to open it.
+  // A node whose log is a pipe without a reader blocks when it opens it.
   const auto log = folder.path() + "/cache-0.log";
   ASSERT_EQ(::mkfifo(log.c_str(), 0600), 0);
   command up{

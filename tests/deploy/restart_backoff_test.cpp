@@ -72,7 +72,7 @@ TEST(restart_backoff, begins_anew_after_a_life_of_a_minute_that_was_up) {
   backoff.up(begin + 2s);
   EXPECT_EQ(backoff.ended(begin + 61s), delay{400ms}) << "it was up for 59 s";
   backoff.up(begin + 62s);
-  backoff.up(begin + 100s);  // said again, by whatever mistake: the life is as long as it is
+  backoff.up(begin + 100s);  // a repeated report does not shorten the life
   EXPECT_EQ(backoff.ended(begin + 122s), delay{100ms});
 }
 

@@ -20,8 +20,7 @@
 
 #include "command.hpp"
 
-// `troupe up` with `restart: on-failure`: real processes that are killed, that cannot start, that
-// leave.
+// `troupe up` with `restart: on-failure`: real processes that are killed, cannot start, or leave.
 namespace {
 
 using namespace std::chrono_literals;
@@ -31,8 +30,8 @@ using namespace troupe::testing;
 namespace actors = troupe::actors;
 namespace reference = troupe::reference;
 
-/// A prefill, a decode and a store that are started again. A node is `down` for being silent only
-/// after so long that no test waits for it.
+/// A prefill, a decode and a store that are started again. A silent node is `down` only after
+/// longer than any test waits.
 std::string deployment(std::uint16_t supervisor, std::uint16_t decode) {
   return "cluster: restart-test\n"
          "supervisor: {host: 127.0.0.1, port: " +
@@ -72,7 +71,7 @@ class frontend {
     options.port = supervisor;
     if (auto made = actors::cluster_client::connect(options)) client_ = std::move(*made);
   }
-  /// A prompt's text by way of a transfer; why there is none.
+  /// Returns the text of a prompt by way of a transfer, or an error.
   troupe::result<reference::generation> ask() {
     if (!client_) return troupe::fail(troupe::errc::peer_unreachable, "no supervisor");
     actors::placement_request wanted;
@@ -121,7 +120,7 @@ class frontend {
   int requests_{0};
 };
 
-/// Asks until it gets a text.
+/// Asks until a text comes.
 troupe::result<reference::generation> ask_until_good(frontend& who) {
   auto text = who.ask();
   (void)comes_true([&] { return text || (text = who.ask()); });
@@ -140,7 +139,7 @@ TEST_P(killed, node_under_load_is_back_at_once_and_serves_again) {
   ASSERT_TRUE(before) << to_string(before.error());
   const auto dead = node_in(up.out(), GetParam());
   std::atomic<bool> over{false};
-  // Whatever becomes of those that it is serving: they end.
+  // Requests may succeed or fail, but all of them end.
   auto load = std::async(std::launch::async, [&] {
     while (!over) (void)users.ask();
   });

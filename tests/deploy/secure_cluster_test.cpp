@@ -1,5 +1,5 @@
 // Clusters whose nodes prove to each other that they belong together, and strangers at their ports:
-// real processes, as an operator starts them.
+// real processes, started as an operator does.
 
 #include <array>
 #include <chrono>
@@ -75,7 +75,8 @@ struct credentials {
   }
 };
 
-/// A stage's names are given away only once a new supervisor has waited for their nodes for `heartbeat_timeout`.
+/// A new supervisor assigns a stage's names only after it has waited for their nodes for
+/// `heartbeat_timeout`.
 std::string deployment(std::uint16_t port, const std::string& security,
                        const std::string& heartbeat_timeout = "10min") {
   return "cluster: secured\nsupervisor: {host: 127.0.0.1, port: " + std::to_string(port) +
@@ -103,10 +104,10 @@ std::unique_ptr<actors::cluster_client> client_of(const std::string& file) {
   return client ? std::move(*client) : nullptr;
 }
 
-/// Nothing of what these tests ask for comes so late.
+/// Longer than anything in these tests takes.
 constexpr std::uint32_t never_ms = 600'000;
 
-/// One prompt by way of a transfer; what is wrong otherwise.
+/// One prompt by way of a transfer. Returns what went wrong, or an empty string.
 std::string transfer(actors::cluster_client& client, const std::string& id) {
   const auto call = [&](const actors::node_info& node, const std::string& method,
                         reference::payload payload) {
@@ -195,7 +196,7 @@ TEST_P(secured, a_node_with_wrong_credentials_keeps_asking_and_is_taken_in_once_
   ASSERT_TRUE(client);
   ASSERT_EQ(transfer(*client, "before"), "");
   const auto victim = node_in(up_->out(), "decode-1");
-  // It leaves, and comes again as somebody else's.
+  // The node leaves, and comes back with the credentials of another cluster.
   const auto drained = run({"drain", file_, "decode-1"});
   ASSERT_EQ(drained.code, 0) << drained.out << drained.err;
   ASSERT_TRUE(vanishes(victim.pid));
@@ -208,7 +209,7 @@ TEST_P(secured, a_node_with_wrong_credentials_keeps_asking_and_is_taken_in_once_
   command node{{"node", wrong.path(), who[0], who[1]}};
   ASSERT_TRUE(node.says("unauthorized")) << node.err();
   EXPECT_EQ(transfer(*client, "meanwhile"), "");
-  // The right files in place of the wrong ones: it is read again, nothing is started again.
+  // The right files replace the wrong ones. They are read again without a restart.
   for (const auto& entry : std::filesystem::directory_iterator{given_->folder.path()}) {
     std::filesystem::copy(entry.path(), others.file(entry.path().filename()),
                           std::filesystem::copy_options::overwrite_existing |
@@ -237,7 +238,7 @@ TEST_P(secured, a_killed_node_is_reported_at_once) {
   command follow{{"events", file_, "--follow"}};
   ASSERT_TRUE(follow.says("first heartbeat")) << follow.err();
   ASSERT_EQ(::kill(victim.pid, SIGKILL), 0);
-  // Its heartbeats have ten minutes.
+  // Its heartbeats alone would take ten minutes.
   EXPECT_TRUE(follow.says("connection lost")) << follow.out();
   EXPECT_TRUE(up_->says("is up again")) << up_->out() << up_->err();
 }
@@ -253,13 +254,13 @@ TEST_P(secured, credentials_are_changed_while_the_cluster_runs) {
   } else {
     given_->write_secret(std::string(48, 'n') + "\n" + std::string(48, 's'));
   }
-  // One that is started with the new ones joins those that were started with the old ones.
+  // A node that starts with the new credentials joins those that started with the old ones.
   const auto victim = node_in(up_->out(), "decode-1");
   ASSERT_EQ(::kill(victim.pid, SIGKILL), 0);
   ASSERT_TRUE(up_->says("is up again")) << up_->out() << up_->err();
   EXPECT_EQ(run_until_good({"status", file_}).code, 0);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(transfer(*client, "after-" + std::to_string(i)), "");
-  // Nobody needs to connect for that.
+  // The other nodes read them again without any new connection.
   const std::string said = "the credentials of the cluster port were read again";
   EXPECT_TRUE(
       comes_true([&] { return log_of("supervisor").find(said) != std::string::npos; }, 100ms))
@@ -273,19 +274,20 @@ INSTANTIATE_TEST_SUITE_P(mode, secured, ::testing::Values("secret", "tls"),
 
 // -- strangers
 
-/// What a stranger sends; empty: nothing at all.
+/// The lowest `bytes` bytes of `value`, in network byte order.
 std::string number(std::uint64_t value, int bytes) {
   std::string out;
   for (int i = bytes; i-- > 0;) out += static_cast<char>(value >> (8 * i));
   return out;
 }
-/// Of CAF's own protocol.
+/// A header of CAF's own protocol.
 std::string header(char operation, char flags, std::uint32_t payload, std::uint64_t data,
                    std::uint64_t source, std::uint64_t dest) {
   return std::string{operation, 0, 0, flags} + number(payload, 4) + number(data, 8) +
          number(source, 8) + number(dest, 8);
 }
 
+/// What strangers send. An empty string sends nothing at all.
 std::vector<std::string> hostile() {
   std::mt19937 random{7};
   std::string noise(4096, 0);
@@ -297,9 +299,9 @@ std::vector<std::string> hostile() {
   };
   return {
       header(0, 0, 0, 4, 0, 0),              // a handshake without a payload crashed CAF
-      header(1, 0, 0, 4, 0, 0),              // of the other side
+      header(1, 0, 0, 4, 0, 0),              // the same in a client handshake
       header(1, 0, 1'610'612'736, 4, 0, 0),  // a length of 1.5 GiB
-      payload(1, 0, 0, std::string(20, 'v') + number(4711, 4)),  // as if it were a victim's node
+      payload(1, 0, 0, std::string(20, 'v') + number(4711, 4)),  // pretends to be a victim's node
       payload(2, 0, 0, nested),                                  // nested messages
       payload(2, 0, 8, "@exit"),                                 // the end of actor 8
       payload(2, 1, 1, "SpawnServ"),                             // a message to the spawn server
@@ -329,7 +331,7 @@ void send_all(int fd, const std::string& bytes) {
   }
 }
 
-/// Of all its threads.
+/// Of all threads of the process.
 double cpu_seconds(pid_t pid) {
   std::ifstream in{"/proc/" + std::to_string(pid) + "/stat"};
   std::string text{std::istreambuf_iterator<char>{in}, {}};
@@ -364,7 +366,7 @@ TEST_P(besieged, hostile_bytes_neither_end_a_node_nor_fill_it) {
         ::close(fd);
       }
     };
-    visit(200);  // what it allocates once
+    visit(200);  // let it make its one-time allocations
     const auto before = resident_bytes(target.pid);
     visit(2000);
     const auto after = resident_bytes(target.pid);
@@ -393,14 +395,14 @@ TEST_P(besieged, silent_and_slow_strangers_cost_next_to_nothing_and_keep_nobody_
     const auto busy_from = cpu_seconds(target.pid);
     std::this_thread::sleep_for(1500ms);
     const auto busy = cpu_seconds(target.pid) - busy_from;
-    // Who would look after them all the time would take all of these 1.5 s.
+    // Busy-polling the strangers would take all of these 1.5 s.
     EXPECT_LT(busy - idle * 0.75, 1.5 / 4) << target.name << ": " << idle << ", " << busy;
     besiege();
-    for (int i = 0; i < 5; ++i) {  // a byte at a time
+    for (int i = 0; i < 5; ++i) {  // one byte at a time
       for (const int fd : strangers) send_all(fd, "T");
       EXPECT_EQ(transfer(*client, target.name + std::to_string(i)), "");
     }
-    command status{{"status", file_}};  // a new connection, beside them
+    command status{{"status", file_}};  // a new connection beside the strangers
     EXPECT_EQ(status.wait(), 0) << status.err();
     std::this_thread::sleep_for(2500ms);
     for (const int fd : strangers) {
@@ -420,7 +422,7 @@ INSTANTIATE_TEST_SUITE_P(mode, besieged, ::testing::Values("none", "tls"),
 
 // -- hosts that others can reach
 
-// -- a file that says nothing of security
+// -- a file without `security`
 
 std::string store_alone(const std::string& cluster, std::uint16_t port,
                         const std::string& security = "") {
@@ -450,7 +452,7 @@ TEST(without_a_word_on_security, the_users_own_processes_find_each_other_and_no_
   EXPECT_NE(refused.code, 0);
   EXPECT_THAT(refused.err, HasSubstr("unauthorized"));
 
-  // The secret of the other cluster is there as well, and newer.
+  // The secret of the other cluster is there as well, and is newer.
   const auto by_address = run_until_good({"status", "127.0.0.1:" + std::to_string(port)});
   EXPECT_EQ(by_address.code, 0) << by_address.err;
 }

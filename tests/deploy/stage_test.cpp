@@ -1,5 +1,5 @@
-// Processes that are started for a stage, and how long a node waits for its supervisor: real processes
-// that are started at once, killed and started again.
+// Processes that are started for a stage, and how long a node waits for its supervisor: real
+// processes that are started at the same time, killed and started again.
 
 #include <algorithm>
 #include <chrono>
@@ -54,7 +54,7 @@ class stage : public ::testing::Test {
     all.insert(all.end(), more.begin(), more.end());
     return std::make_unique<command>(all);
   }
-  /// The name that a process got, once it is taken in under it.
+  /// Waits until the process is registered. Returns its name.
   static std::string name_of(command& process) {
     EXPECT_TRUE(process.says(registered)) << process.err();
     const std::string before = "node: is ";
@@ -126,7 +126,7 @@ TEST_F(stage, keeps_a_claimed_name_from_others_until_its_process_had_time_to_reg
   auto claimed = troupe::actors::claimed_slot::claim(*parsed.value, "cache", {});
   ASSERT_TRUE(claimed) << to_string(claimed.error());
   EXPECT_EQ((*claimed)->name(), "cache-0");
-  std::this_thread::sleep_for(4s);  // for longer than it is held if nobody asks again
+  std::this_thread::sleep_for(4s);  // longer than an unrepeated claim is held
   command named{{"node", file->path(), "--name", "cache-0"}};
   ASSERT_TRUE(named.says("already_exists")) << named.err();
   EXPECT_THAT(named.err(), HasSubstr("was claimed by pid " + std::to_string(::getpid()) +
@@ -149,7 +149,7 @@ TEST_F(stage, keeps_a_claimed_name_for_its_process_when_the_supervisor_is_restar
   supervisor->signal(SIGKILL);
   EXPECT_EQ(supervisor->wait(), 128 + SIGKILL);
   start_supervisor();
-  std::this_thread::sleep_for(4s);  // it has asked again, and every name is given away by now
+  std::this_thread::sleep_for(4s);  // the claim was repeated, and every name is assigned
   command named{{"node", file->path(), "--name", "cache-1"}};
   ASSERT_TRUE(named.says("was claimed by pid " + std::to_string(::getpid()))) << named.err();
   command other{{"node", file->path(), "--name", "cache-0"}};
@@ -216,7 +216,7 @@ TEST_F(stage, that_is_open_has_no_names_to_give) {
   EXPECT_THAT(claimed.error().message, HasSubstr("stage 'engines' is open"));
 }
 
-// -- how long a node waits
+// -- how long a node waits for its supervisor
 
 TEST_F(stage, a_node_waits_for_its_supervisor_as_long_as_it_was_told_to) {
   expect(1);
@@ -261,7 +261,7 @@ TEST_F(stage, a_node_whose_name_stays_taken_says_so_when_it_has_waited_long_enou
   };
   EXPECT_TRUE(comes_true(told)) << claimed;
   EXPECT_THAT(claimed, HasSubstr("within 1 s: overloaded: none of the 1 node"));
-  // The limit is for the start alone.
+  // The limit applies to the start alone.
   auto patient = std::make_unique<command>(
       std::vector<std::string>{"node", file->path(), "--name", "cache-0", "--wait-limit", "10min"});
   ASSERT_TRUE(patient->says("already_exists")) << patient->err();

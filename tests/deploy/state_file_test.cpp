@@ -10,14 +10,14 @@
 
 #include "command.hpp"
 
-// What a supervisor keeps on disk, as an operator meets it.
+// The supervisor's state on disk, as an operator sees it.
 namespace {
 
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using namespace troupe::testing;
 
-/// A deployment of one store, with a state file where the test wants it.
+/// A deployment of one store, with a state file at the place that the test names.
 struct kept : ::testing::Test {
   scratch_folder folder;
   std::uint16_t port{free_port()};

@@ -27,8 +27,8 @@ const nlohmann::json& node_of(const nlohmann::json& status, const std::string& n
   return none;
 }
 
-/// What a node, or `troupe info`, can use; of what it cannot use also why not. (Of tcp it names the
-/// port, which each process has of its own.)
+/// The backends that a node, or `troupe info`, can use, with a reason for those that it cannot. The
+/// reason of a usable backend is left out, since that of tcp names a port of each process.
 std::map<std::string, std::string> verdicts(const nlohmann::json& who) {
   std::map<std::string, std::string> all;
   for (const auto& one : who.at("backends")) {
@@ -68,7 +68,7 @@ TEST(status, shows_the_same_cluster_to_people_and_to_programs_by_file_and_by_add
 
 class status_of_a_load : public ::testing::TestWithParam<const char*> {
  protected:
-  /// A load that goes on until the test ends, and the address of its supervisor.
+  /// Starts a load that runs until the test ends, and finds its supervisor's address.
   void SetUp() override {
     if (std::string{GetParam()} == "rdma" && std::getenv("TROUPE_VERBS") == nullptr) {
       GTEST_SKIP() << "needs RDMA devices: tests/run verbs";
@@ -168,7 +168,7 @@ TEST(status, a_frozen_node_is_shown_with_the_reason_and_does_not_hold_the_others
   const auto frozen = node_in(up.out(), "decode-0");
   ASSERT_EQ(::kill(frozen.pid, SIGSTOP), 0);
   nlohmann::json status;
-  // On a busy machine another one may be late once.
+  // On a busy machine another node may be late once.
   const auto others_answer = [&] {
     const auto ended = run({"status", file.path(), "--json", "--timeout-ms", "1500"});
     EXPECT_EQ(ended.code, 3);

@@ -32,7 +32,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return all;
 }
 
-/// Waits until its output holds so many lines that match.
+/// Waits until the output has `wanted` lines that match. Returns how many it has.
 std::size_t lines_like(command& watch, const std::string& pattern, std::size_t wanted) {
   const std::regex form{pattern};
   std::size_t count = 0;
@@ -113,7 +113,7 @@ TEST_F(status_watch, gives_the_cursor_back_while_it_is_stopped) {
   terminal_command watch{watching(), 40, 200};
   ASSERT_TRUE(watch.shows(home, 2)) << watch.shown();
   EXPECT_EQ(watch.shown().find(show_cursor), std::string::npos);
-  watch.press_ctrl_z();  // a process whose shell is gone goes on at once
+  watch.press_ctrl_z();  // a process without a shell continues at once
   ASSERT_TRUE(watch.shows(hide_cursor, 2)) << watch.shown();
   const auto shown_again = watch.shown().find(show_cursor);
   ASSERT_NE(shown_again, std::string::npos);
@@ -134,12 +134,12 @@ TEST_F(status_watch, redraws_in_place_on_a_terminal_within_its_window_and_gives_
   EXPECT_EQ(shown.find(hide_cursor), 0u);
   EXPECT_GT(shown.rfind(show_cursor), shown.rfind(home));
   auto frames = frames_of(shown);
-  frames.pop_back();  // with what came after it
+  frames.pop_back();  // the last frame also holds what came after it
   for (const auto& frame : frames) {
     EXPECT_THAT(frame, Not(HasSubstr("\033[2J"))) << "it would flicker";
     const auto rows = lines_of(frame);
     EXPECT_LE(rows.size(), 9u) << frame;
-    for (const auto& row : rows) EXPECT_LE(row.size(), 60u + 12u) << row;  // codes among them
+    for (const auto& row : rows) EXPECT_LE(row.size(), 60u + 12u) << row;  // including escape codes
   }
 }
 
@@ -168,7 +168,7 @@ TEST_F(status_watch, gives_the_cursor_back_at_once_and_ends_soon_although_a_node
   arguments.insert(arguments.end(), {"--timeout-ms", "2000"});
   terminal_command watch{arguments, 24, 80};
   ASSERT_TRUE(watch.shows(hide_cursor));
-  std::this_thread::sleep_for(300ms);  // it has asked that node, and has no answer
+  std::this_thread::sleep_for(300ms);  // it has asked the frozen node and waits for the answer
   watch.press_ctrl_c();
   EXPECT_TRUE(watch.shows(show_cursor)) << watch.shown();
   EXPECT_EQ(watch.wait(), 0);

@@ -19,7 +19,7 @@
 
 namespace troupe::testing {
 
-/// A `troupe` process whose input and output are a terminal. It never outlives the object.
+/// A `troupe` process on a terminal of its own. The destructor ends it.
 class terminal_command {
  public:
   terminal_command(std::vector<std::string> arguments, std::uint16_t rows, std::uint16_t columns) {
@@ -46,7 +46,7 @@ class terminal_command {
   terminal_command(const terminal_command&) = delete;
   terminal_command& operator=(const terminal_command&) = delete;
 
-  /// Reads until it has shown `text` so many times. False: it never did.
+  /// Reads until it has shown `text` that often. Returns false if it never does.
   [[nodiscard]] bool shows(const std::string& text, std::size_t times = 1) {
     const auto end = end_of_wait();
     const auto seen = [&] {
@@ -61,7 +61,7 @@ class terminal_command {
   }
   void press_ctrl_z() const { (void)!::write(terminal_, "\x1a", 1); }
   void press_ctrl_c() const { (void)!::write(terminal_, "\x03", 1); }
-  /// The exit code; 128 + signal; -1 when it does not end.
+  /// Returns the exit code, 128 + signal, or -1 if it does not end.
   int wait() {
     const auto end = end_of_wait();
     int status = 0;

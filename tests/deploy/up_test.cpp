@@ -116,14 +116,14 @@ TEST(ask, prints_what_a_running_cluster_writes_as_it_is_written) {
   EXPECT_GT(once.out.size(), 10U) << once.out;
   EXPECT_EQ(asks("127.0.0.1:" + std::to_string(port), "7").out, once.out);
   EXPECT_NE(asks(file.path(), "8").out, once.out);
-  // A long one is seen before it is whole, and given up when it is told to.
+  // A long text is shown before it is complete, and is given up on a signal.
   command long_text{
       {"ask", file.path(), "--prompt", "to be", "--max-tokens", "4000", "--seed", "7"}};
   ASSERT_TRUE(long_text.says(once.out.substr(0, 10))) << long_text.err();
   long_text.signal(SIGINT);
   EXPECT_EQ(long_text.wait(), 130) << long_text.err();
   EXPECT_LT(long_text.out().size(), 4000U);
-  // Nobody writes where nobody decodes, and it says so.
+  // Without a decode node there is no text, and the command says so.
   ASSERT_EQ(::kill(node_in(up.out(), "decode-0").pid, SIGSTOP), 0);
   const auto late = run({"ask", file.path(), "--prompt", "to be", "--deadline", "2"});
   EXPECT_EQ(late.code, 1);

@@ -10,7 +10,7 @@
 #include "troupe/deploy/cli/status_watch.hpp"
 #include "troupe/deploy/cli/supervisor_presence.hpp"
 
-// What `troupe events` and `troupe status --watch` are made of.
+// The parts of `troupe events` and `troupe status --watch`.
 namespace {
 
 using namespace troupe;

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A process that makes one and is killed: nothing of it is cleaned up.
+/// The work folder of a process that was killed without a cleanup.
 std::string abandoned(const std::string& base) {
   int ends[2];
   if (::pipe(ends) != 0) return {};

@@ -51,7 +51,7 @@ result<std::vector<seed_range>> seeds_in(std::string_view text) {
   }
 }
 
-/// Every backend by name with the reason why this machine has not got it, empty where it has.
+/// Every backend by name, with the reason why this machine does not have it; empty if it does.
 result<std::vector<std::pair<std::string, std::string>>> backends_here() {
   transport::endpoint_options options;
   options.self = incarnation{actors::draw_incarnation()};
@@ -62,14 +62,14 @@ result<std::vector<std::pair<std::string, std::string>>> backends_here() {
   std::vector<std::pair<std::string, std::string>> all;
   for (const auto& one : actors::backend_reports(**endpoint))
     all.emplace_back(one.name, one.usable != 0 ? "" : one.reason);
-  // Over these alone memory of the engine's own moves only where processes reach each other's memory.
+  // With these alone, the engine's own memory moves only where processes reach each other's memory.
   const auto why = testing::why_memory_is_out_of_reach();
   for (auto& [name, reason] : all)
     if ((name == "shm" || name == "xgmi") && reason.empty()) reason = why.value_or("");
   return all;
 }
 
-/// Those to draw from: the named one, or all that this machine has.
+/// The backends to draw from: the named one, or all that this machine has.
 result<std::vector<std::string>> backends_of(const std::string& named) {
   if (named == "auto") return std::vector<std::string>{named};
   const auto here = backends_here();

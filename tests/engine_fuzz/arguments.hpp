@@ -16,10 +16,10 @@ struct seed_range {
 
 struct arguments {
   std::vector<seed_range> seeds;
-  std::chrono::seconds budget{0};  ///< 0: none
+  std::chrono::seconds budget{0};  ///< 0: no limit
   std::vector<std::string> backends;
   std::uint64_t most_bytes{64U << 20U};  ///< of all caches of a seed
-  bool tells{false};                     ///< each story, before it happens
+  bool tells{false};                     ///< prints each story before it happens
   bool draws_only{false};
 };
 
@@ -28,7 +28,8 @@ inline constexpr const char* usage =
     "--minutes M [--from N]\n"
     "                   ... --draw     prints the stories only\n";
 
-/// `invalid_config` with a sentence; `backend_unavailable` for a backend that this machine has not.
+/// Fails with `invalid_config` and a sentence; `backend_unavailable` for a backend that this
+/// machine does not have.
 [[nodiscard]] result<arguments> read_arguments(const std::vector<std::string>& words);
 
 }  // namespace troupe::engine_fuzz

@@ -166,7 +166,7 @@ void cache_blocks::prefix_was_used() {
   if (--prefix_uses_ > 0 || !round_->shared_freed || !its_.pooled) return;
   if (prefix_.tables.empty()) return;
   if (s_.is_prefill(node_)) {
-    // Sends read it.
+    // Sends read the prefix.
     give_back(prefix_, "the prefix");
   } else {
     model_.reuse(prefix_.tables, std::nullopt);

@@ -1,6 +1,7 @@
 #pragma once
 
-/// Which blocks of a node's cache are whose, and in which order: of the engine's own memory, or of the node's pool.
+/// Which owner has which blocks of a node's cache, in the engine's own memory or in the node's
+/// pool.
 
 #include <cstdint>
 #include <optional>
@@ -16,11 +17,12 @@
 
 namespace troupe::engine_fuzz {
 
-/// Blocks of the tokens of something, of each group of layers.
+/// The blocks that hold some tokens, for each group of layers.
 struct held_blocks {
-  block_tables tables;  ///< none yet where the pool is to choose
+  block_tables tables;  ///< empty while the pool has yet to choose
   std::optional<kvcache::block_owner> owner;
-  /// Of each table: the first so many are not to be given back, since others share them, or it was done.
+  /// For each table, how many of its first blocks must not be given back: others share them, or
+  /// they were given back already.
   std::vector<std::size_t> passed;
 };
 
@@ -29,34 +31,36 @@ class cache_blocks {
   cache_blocks(const scenario& s, std::uint32_t node, engine& e, cache_model& model, finder found,
                dice& d);
 
-  /// Blocks in any order for tokens of each table, from the first one of a block on; where they share the prefix
-  /// of the round its blocks come first.
+  /// Takes blocks, in any order, for the tokens of each table, starting at the first token of a
+  /// block. If `shares`, the blocks of the round's prefix come first.
   [[nodiscard]] held_blocks take(const std::vector<token_span>& tokens, bool shares,
                                  const std::string& whose);
-  /// Those of them that are to be given back.
+  /// The blocks among them that are to be given back.
   [[nodiscard]] block_tables own(const held_blocks& of) const;
   void give_back(held_blocks& from, const std::string& whose);
-  /// The first `count` of the pool's that hold a prefix only, which are the engine's: they are free at once.
+  /// Gives back the first `count` pool blocks that hold only a prefix. They are the engine's, so
+  /// they are free at once.
   void give_back_prefix(held_blocks& from, std::size_t count, const std::string& whose);
-  /// A block for a value, where there is one left.
+  /// A block for a value, if one is left.
   [[nodiscard]] std::optional<lent_block> lend();
 
-  // -- the prefix that requests of a round share: prefill has computed it, decode has it from earlier ones
+  // -- the prefix that requests of a round share: prefill has computed it, decode has it from
+  // earlier requests
 
   void begin_round(const round& now);
-  /// A transfer that shares it has begun.
+  /// Call when a transfer that shares the prefix has begun.
   void prefix_was_used();
-  /// Compares it and gives it back.
+  /// Compares the prefix and gives it back.
   void end_round();
 
-  /// As the node says it, with nothing live: empty where every block of the pool is free.
+  /// The node's report while nothing is live: empty if every block of the pool is free.
   [[nodiscard]] std::string what_is_missing() const;
 
  private:
   [[nodiscard]] result<kvcache::allocation> try_take(std::uint32_t table, std::size_t count);
   void free_some(held_blocks& from, std::uint32_t table, std::size_t count,
                  const std::string& whose);
-  /// Which of several has the blocks of that table; own memory.
+  /// The pool that has the blocks of that table; own memory only.
   [[nodiscard]] std::uint32_t pool_of(std::uint32_t table) const {
     return its_.pools.empty() ? 0 : its_.pools[table];
   }
@@ -72,9 +76,9 @@ class cache_blocks {
   finder found_;
   dice& dice_;
   const round* round_{nullptr};
-  std::vector<std::vector<block_id>> free_;  ///< own memory: of each pool
+  std::vector<std::vector<block_id>> free_;  ///< own memory: for each pool
   held_blocks prefix_;
-  std::uint32_t prefix_uses_{0};  ///< to come
+  std::uint32_t prefix_uses_{0};  ///< still to come
 };
 
 }  // namespace troupe::engine_fuzz

@@ -65,7 +65,7 @@ cache_model::kept_tokens cache_model::kept_of(const block_tables& blocks, std::u
   return {of, table.block_tokens, of.first_token / table.block_tokens, tokens};
 }
 
-/// Each head of each block that the tokens are in.
+/// Visits each head of each block that holds some of the tokens.
 template <class Visit>
 void cache_model::each_packed(const kvcache::layer_layout& layer, std::uint64_t of_layer,
                               const kept_tokens& kept, const content& request, Visit visit) {
@@ -78,7 +78,7 @@ void cache_model::each_packed(const kvcache::layer_layout& layer, std::uint64_t 
     for (std::uint32_t head = 0; head < plane.heads; ++head) {
       const auto place = mix(of_layer | (std::uint64_t{p} << 32U) | (first_head(layer) + head));
       for (auto number = first; number <= last; ++number) {
-        // A prefix that is shared is of whole blocks.
+        // A shared prefix consists of whole blocks.
         const auto token = number * block_tokens;
         const auto of = token < request.shared_tokens ? request.shared_seed : request.seed;
         pattern(mix(of ^ place) ^ mix(~std::uint64_t{number}), piece_);
@@ -279,7 +279,7 @@ std::string cache_model::audit() {
     }
     wrong += (wrong.empty() ? "" : "; ") + std::to_string(bytes) + " bytes of region " +
              std::to_string(i) + " were touched, the first is " + place_of(i, first);
-    // Said once.
+    // Report each difference once.
     std::memcpy(expected_[i].data(), regions_[i].data(), regions_[i].size());
   }
   return wrong;
@@ -306,7 +306,7 @@ std::string cache_model::place_in(std::size_t layer, std::size_t region,
 }
 
 std::string cache_model::place_of(std::size_t region, std::uint64_t offset) const {
-  std::string places;  // several, where groups of layers lie over the same bytes
+  std::string places;  // several, where groups of layers lie over the same bytes.
   for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
     const auto place = place_in(l, region, offset);
     if (!place.empty()) places += (places.empty() ? "" : ", or ") + place;

@@ -1,7 +1,7 @@
 #pragma once
 
-/// What every byte of one node's regions must be. The bytes of a request are a function of its seed and of their
-/// place in the model; everything else is noise that nobody but the engine may change.
+/// The expected value of every byte of one node's regions. The bytes of a request are a function of
+/// its seed and of their place in the model; all others are noise that only the engine may change.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,15 +24,15 @@ struct token_span {
   std::uint32_t begin{0}, end{0};
 };
 
-/// Whose bytes a request's are: its own, behind a prefix that others begin with, too.
+/// The content of a request: its own seed, behind a prefix that other requests may share.
 struct content {
   std::uint64_t seed{0};
   std::uint64_t shared_seed{0};
   std::uint32_t shared_tokens{0};
 };
 
-/// The blocks that a request has of each group of layers; of all layers, where there are no groups. What lies
-/// before the first token of a table is nobody's, for its layers.
+/// The blocks of a request for each group of layers, or for all layers if there are no groups.
+/// Bytes before the first token of a table belong to nobody, as far as its layers go.
 using block_tables = std::vector<group_blocks>;
 [[nodiscard]] std::size_t count_of(const block_tables& tables);
 
@@ -44,29 +44,31 @@ class cache_model {
 
   // -- what the engine does
 
-  /// `last`: no more tokens will come. Until then a block of a packed layer that they end in is noise.
+  /// `last`: no more tokens follow. Until then a block of a packed layer in which the tokens end is
+  /// noise.
   void compute(const block_tables& blocks, layer_span layers, token_span tokens,
                const content& request, bool last);
   void compute_state(std::uint32_t slot, std::uint64_t request);
-  /// Noise into whole blocks and a slot that belong to no transfer any more.
+  /// Writes noise into whole blocks and a slot that no longer belong to a transfer.
   void reuse(const block_tables& blocks, std::optional<std::uint32_t> slot);
 
-  // -- what the network did. Each says what is wrong; empty: nothing.
+  // -- what the network did; each returns what is wrong, empty if nothing is
 
-  /// These layers and tokens are those of the request.
+  /// Checks that these layers and tokens are those of the request.
   [[nodiscard]] std::string is_there(const block_tables& blocks, layer_span layers,
                                      token_span tokens, const content& request);
   [[nodiscard]] std::string state_is_there(std::uint32_t slot, std::uint64_t request);
-  /// A receive that is done wrote all of this.
+  /// Records that a successful receive wrote all of this.
   void arrived(const block_tables& blocks, token_span tokens, std::optional<std::uint32_t> slot,
                const content& request);
-  /// A receive that failed wrote some of this: each byte is what it was, or the request's.
+  /// A failed receive may have written part of this: checks that each byte is the old one or the
+  /// request's.
   [[nodiscard]] std::string torn(const block_tables& blocks, token_span tokens,
                                  std::optional<std::uint32_t> slot, const content& request);
-  /// Every byte of every region, while no transfer is live.
+  /// Checks every byte of every region, while no transfer is live.
   [[nodiscard]] std::string audit();
 
-  /// The most bytes of a block's first layer that lie there in one piece, for whoever puts them as a value.
+  /// The longest run of bytes of a block's first layer, to be put as a value.
   [[nodiscard]] std::span<std::byte> longest_run(block_id block) const;
 
   [[nodiscard]] layer_span all_layers() const {
@@ -81,7 +83,7 @@ class cache_model {
     std::size_t number{0};
     std::uint32_t block_tokens{0};
   };
-  /// Of some tokens those that the table has, of one layer.
+  /// The tokens of a range that a table keeps, for one layer.
   struct kept_tokens {
     const group_blocks& blocks;
     std::uint32_t block_tokens;
@@ -101,9 +103,9 @@ class cache_model {
   template <class Visit>
   void each_packed(const kvcache::layer_layout& layer, std::uint64_t of_layer,
                    const kept_tokens& kept, const content& request, Visit visit);
-  /// Noise into a block of a packed layer.
+  /// Writes noise into a block of a packed layer.
   void spoil(const kvcache::layer_layout& layer, block_id block);
-  /// How often a plane of that layer has its heads in a block.
+  /// How many rows of heads a plane of that layer has in a block.
   [[nodiscard]] std::uint32_t rows_of_block(std::size_t layer) const {
     return is_packed(layout_.layers[layer]) ? 1 : table_of_[layer].block_tokens;
   }
@@ -116,7 +118,7 @@ class cache_model {
   template <class Visit>
   void each_state(std::uint32_t slot, std::uint64_t request, Visit visit);
   void noise(std::size_t region, std::uint64_t offset, std::uint64_t bytes);
-  /// What of a layer is there; empty: nothing.
+  /// What of a layer lies at this place; empty if nothing does.
   [[nodiscard]] std::string place_in(std::size_t layer, std::size_t region,
                                      std::uint64_t offset) const;
   [[nodiscard]] std::string place_of(std::size_t region, std::uint64_t offset) const;

@@ -36,7 +36,7 @@ void write_model(std::ostream& out, const scenario& s) {
 
 std::string device_text(const side& its) {
   if (!its.on_gpu) return "cpu";
-  // The doubles of GPUs are two.
+  // There are two GPU doubles.
   std::string all = "[";
   const auto nodes = its.ranks * its.replicas;
   for (std::uint32_t node = 0; node < nodes; ++node)
@@ -44,7 +44,7 @@ std::string device_text(const side& its) {
   return all + "]";
 }
 
-/// Who stands still is lost soon; nobody else is. A machine that is emulated takes its time.
+/// A frozen process is lost soon, others never. An emulated machine gets more time.
 void write_transport(std::ostream& out, const scenario& s, const std::string& backend) {
   const char* silence = !s.may_freeze ? "1min" : backend == "rdma" ? "20s" : "4s";
   out << "    transport: {backend: " << backend << ", qp_per_transfer: " << s.lanes

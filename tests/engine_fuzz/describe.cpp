@@ -38,7 +38,7 @@ std::string words_of(const scenario& s, const put_plan& put) {
   return out.str();
 }
 
-/// What of each group of layers one side keeps, and the other side has of that.
+/// What one side keeps of each group of layers, and what the other side has of it.
 std::string words_of(const std::vector<window>& windows) {
   std::ostringstream out;
   for (const auto& w : windows) {

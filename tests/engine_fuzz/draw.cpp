@@ -9,7 +9,7 @@ using kvcache::layer_kind;
 
 namespace {
 
-/// A few bytes a token, so that prompts may be as long as any.
+/// A few bytes per token, so that prompts may be very long.
 void draw_small_layers(scenario& s, dice& d) {
   const auto layers = d.one_in(6) ? 80U : d.roll(1, 3);
   s.model.layers = d.one_in(4) ? kvcache::mla_layers(layers, 4)
@@ -28,7 +28,7 @@ void draw_layers(scenario& s, dice& d) {
   const bool differ = d.one_in(2);
   const auto usual = d.one_in(4) ? layer_kind::mla : layer_kind::attention;
   for (std::uint32_t i = 0; i < layers; ++i) {
-    // The first one keeps something of each token.
+    // The first layer always keeps something of each token.
     const auto kind = !differ  ? usual
                       : i == 0 ? static_cast<layer_kind>(d.roll(1, 2))
                                : static_cast<layer_kind>(d.roll(1, 3));
@@ -66,7 +66,7 @@ void draw_arrangement(side& its, const scenario& s, dice& d) {
     its.how.kv = kvcache::kv_placement::together;
   if (!its.pooled && its.how.order == kvcache::block_order::layers_first && d.one_in(2))
     its.how.regions = kvcache::region_use::per_layer;
-  // A file knows one arrangement of latents.
+  // A deployment file can express only one arrangement of latents.
   if (its.pooled && s.model.layers.front().kind == layer_kind::mla) {
     its.how.kv = kvcache::kv_placement::together;
     its.how.inner = kvcache::block_inner::token_major;
@@ -94,7 +94,8 @@ void draw_states(scenario& s, dice& d) {
   }
 }
 
-/// Splits states of caches that are the engines' own, each part spread over the ranks in a way of its own.
+/// Splits the states of caches in the engines' own memory into parts, each spread over the ranks in
+/// its own way.
 void draw_parts(scenario& s) {
   auto d = dice_beside(s, 1);
   if (s.has_model()) return;
@@ -115,16 +116,16 @@ void draw_parts(scenario& s) {
   }
 }
 
-/// Whether a file names the nodes.
+/// Draws whether a file names the nodes.
 void draw_naming(scenario& s) {
   auto d = dice_beside(s, 2);
   if (s.has_model() || !d.one_in(4)) return;
   s.named_by = d.one_in(2) ? naming::open : naming::open_both;
-  // A node that sends and receives has slots for both.
+  // A node that both sends and receives needs slots for both.
   if (s.is_mutual() && !s.model.states.empty()) s.model.state_slots = 12;
 }
 
-/// Bytes that a token takes in all caches, where it is in a block of each group of layers.
+/// Bytes that a token takes in all caches, if it has a block in each group of layers.
 std::uint64_t bytes_of_token_in_groups(const scenario& s) {
   std::uint64_t bytes = 0;
   for (std::uint32_t node = 0; node < s.nodes(); ++node) {
@@ -153,14 +154,14 @@ std::uint32_t times_received(const request_plan& r) {
   return r.decode_again || r.asked_late ? 2 : 1;
 }
 
-/// Each may be from a block, and hold another one when that is given back.
+/// Each put may use one block, and hold another once the first is given back.
 std::uint32_t blocks_of_puts(const round& now) {
   std::uint32_t blocks = 0;
   for (const auto& put : now.puts) blocks += put.frees_early() ? 2 : 1;
   return blocks;
 }
 
-/// The blocks that the pool of a side needs of which groups need the most.
+/// The blocks that a side's pool needs for the groups that need the most.
 std::uint32_t blocks_of_groups(const scenario& s, const side& its) {
   std::uint32_t most = 0;
   for (const auto& one : s.rounds) {
@@ -177,7 +178,7 @@ std::uint32_t blocks_of_groups(const scenario& s, const side& its) {
     }
     most = std::max(most, std::ranges::max(sums));
   }
-  // A wrong call names one of each group.
+  // A wrong call names one block of each group.
   return std::max(most, s.tables());
 }
 
@@ -197,7 +198,7 @@ void draw_blocks(scenario& s, dice& d) {
   s.decode.blocks = most + d.roll(1, 6);
 }
 
-/// Whose memory caches lie in.
+/// Draws whose memory the caches lie in.
 void draw_memory(scenario& s, dice& d) {
   const bool pools = d.one_in(2);
   const bool of_prefill = d.one_in(2);
@@ -206,7 +207,7 @@ void draw_memory(scenario& s, dice& d) {
   if (s.backend == "xgmi") {
     for (auto* its : {&s.prefill, &s.decode}) its->pooled = its->on_gpu = true;
   } else if (pools) {
-    // NICs do not take what doubles export.
+    // NICs do not accept what doubles export.
     const bool gpus = on_gpus && s.backend != "rdma";
     s.prefill.pooled = of_prefill;
     s.decode.pooled = of_decode;
@@ -215,8 +216,8 @@ void draw_memory(scenario& s, dice& d) {
   }
 }
 
-/// Layers of attention of caches that are the engines' own; not the first, of which values are put. By dice of its
-/// own: what other seeds say stays.
+/// Packs attention layers of caches in the engines' own memory; not the first layer, which values
+/// are put from. Uses its own dice, so that the stories of other seeds stay the same.
 void draw_packed(scenario& s) {
   dice d{s.seed * 0x9E3779B97F4A7C15ULL + 7};
   if (s.has_model() || !d.one_in(3)) return;
@@ -227,13 +228,13 @@ void draw_packed(scenario& s) {
   }
 }
 
-/// Whether Troupe allocates the memory of caches that are the engines' own.
+/// Draws whether Troupe allocates the memory of caches that are the engines' own.
 void draw_allocated(scenario& s) {
   auto d = dice_beside(s, 6);
   for (auto* its : {&s.prefill, &s.decode, &s.aside}) its->allocated = d.one_in(4) && !its->pooled;
 }
 
-/// A node that no edge touches.
+/// Adds a node that no edge touches.
 void draw_aside(scenario& s, dice& d) {
   s.has_aside = d.one_in(4);
   s.aside.blocks = 3;
@@ -252,7 +253,7 @@ scenario draw(std::uint64_t seed, const std::vector<std::string>& backends,
   s.reads = d.one_in(3);
   s.lanes = d.roll(1, 4);
   s.retries = d.one_in(2);
-  // The sockets of shm end with a process only.
+  // The sockets of shm end only with a process.
   const bool breaks = d.one_in(2);
   s.may_break = breaks && s.where == processes::one && s.backend == "tcp";
   const auto deadline = d.roll_log(2, 3000);
@@ -283,7 +284,7 @@ scenario draw(std::uint64_t seed, const std::vector<std::string>& backends,
   draw_groups(s);
   draw_allocated(s);
 
-  // Most are small, so that there are many; some are as large as may be.
+  // Most stories are small, so that there are many; some are as large as allowed.
   const auto bits = d.roll(14, d.one_in(6) ? 26 : 21);
   const auto budget =
       is_long ? most_bytes : std::min<std::uint64_t>(most_bytes, std::uint64_t{1} << bits);

@@ -1,4 +1,4 @@
-// Layers that have block tables of their own, and what requests have of each.
+// Layers with block tables of their own, and what requests have of each.
 
 #include <algorithm>
 
@@ -14,7 +14,7 @@ std::uint32_t draw_block_tokens(std::uint32_t usual, dice& d) {
   return tokens <= kvcache::max_block_tokens ? tokens : usual;
 }
 
-/// Each group over bytes of its own, or over those of an earlier one.
+/// Places each group over its own bytes, or over those of an earlier group.
 std::vector<std::uint32_t> draw_pools(std::uint32_t groups, dice& d) {
   std::vector<std::uint32_t> pools;
   const bool all_apart = d.one_in(4);
@@ -35,13 +35,13 @@ std::uint32_t draw_kept(std::uint32_t tokens, std::uint32_t block_tokens, dice& 
 window draw_window(const request_plan& r, std::uint32_t block_tokens, dice& d) {
   window w;
   w.kept = w.asked = draw_kept(r.tokens, block_tokens, d);
-  // What decode has already need not be there.
+  // The source need not have what decode already has.
   const auto most = std::max(w.kept, r.prefix) / block_tokens;
   w.held = d.one_in(2) ? w.kept : d.roll(0, most) * block_tokens;
   return w;
 }
 
-/// One rank asks for more than there is of some group, and then for what there is.
+/// One rank asks for more than the source has of some group, and then for what it has.
 void draw_short_window(const scenario& s, request_plan& r, dice& d) {
   const bool suits = r.what == mishap::none && !r.two_replicas && !r.asked_late;
   if (!suits || r.prefix == r.tokens || !d.one_in(2)) return;
@@ -58,7 +58,8 @@ void draw_short_window(const scenario& s, request_plan& r, dice& d) {
   }
 }
 
-/// Puts so many tokens before the request that are kept nowhere: more than there are blocks, perhaps.
+/// Puts this many tokens before the request that are kept nowhere, possibly more than there are
+/// blocks.
 void put_behind(request_plan& r, std::uint32_t tokens) {
   r.tokens += tokens;
   r.source_tokens += tokens;
@@ -71,7 +72,7 @@ void put_behind(request_plan& r, std::uint32_t tokens) {
   }
 }
 
-/// Behind the receive that is refused.
+/// Inserts a second receive behind the refused one.
 void insert_second_receive(const scenario& s, round& now, std::uint32_t request) {
   const auto& r = now.requests[request];
   const auto node = s.takers_of(r)[r.rank];
@@ -105,7 +106,7 @@ void draw_groups(scenario& s) {
   for (auto& group : s.groups) group.block_tokens = draw_block_tokens(s.model.block_tokens, d);
   const auto first = d.roll(0, count - 1);
   for (std::uint32_t i = 0; i < layers.size(); ++i) {
-    // One in each, the others anywhere.
+    // One layer in each group, the others anywhere.
     const auto group = i < count ? (first + i) % count : d.roll(0, count - 1);
     s.groups[group].layers.push_back(layers[i]);
   }

@@ -21,11 +21,11 @@ void draw_mishap(request_plan& r, const scenario& s, dice& d) {
   r.rank = d.roll(0, (of_prefill != r.back ? s.prefill.ranks : s.decode.ranks) - 1);
 }
 
-/// The tokens of a request, and the first of them that decode has.
+/// Draws the tokens of a request, and how many of the first ones decode already has.
 void draw_tokens(request_plan& r, const scenario& s, const round& in, std::uint32_t most_tokens,
                  dice& d) {
   r.tokens = d.roll_log(1, most_tokens);
-  // Long ones are long.
+  // In scenarios with long prompts, all of them are long.
   if (most_tokens > 20'000) r.tokens = d.roll(most_tokens / 2, most_tokens);
   if (d.one_in(4)) r.prefix = d.roll(0, r.tokens - 1);
   if (d.one_in(40)) r.prefix = r.tokens;
@@ -56,7 +56,7 @@ request_plan draw_request(const scenario& s, const round& in, std::uint32_t most
       r.source_tokens = d.roll(least, r.tokens - 1);
     }
   }
-  // Whose wrong end is not the end of the source.
+  // Only for failures that do not end the source.
   r.decode_again = s.retries && (r.what == mishap::decode_aborts ||
                                  r.what == mishap::decode_deadline || r.what == mishap::short_seal);
   r.asked_late = r.what == mishap::none && d.one_in(4);
@@ -94,7 +94,7 @@ story prefill_story(const scenario& s, const request_plan& r, std::uint32_t node
   return all;
 }
 
-/// What belongs to one request, a story for each node that takes part: each keeps its order.
+/// The steps of one request, as a story for each node that takes part. Each story keeps its order.
 std::vector<story> stories_of(const scenario& s, const request_plan& r, std::uint32_t index,
                               dice& d) {
   std::vector<story> all;
@@ -130,7 +130,7 @@ std::vector<story> stories_of(const scenario& s, const request_plan& r, std::uin
     all.push_back(std::move(others));
   }
   const auto happens = [&](act_kind what, std::uint32_t node) {
-    // Somewhere in the story of that node, behind its first step.
+    // Anywhere in the story of that node, after its first step.
     for (auto& its : all) {
       if (its.front().node != node) continue;
       const auto at = d.roll(1, static_cast<std::uint32_t>(its.size()));
@@ -146,10 +146,10 @@ std::vector<story> stories_of(const scenario& s, const request_plan& r, std::uin
   return all;
 }
 
-/// One order of all stories' steps.
+/// Merges the steps of all stories into one order.
 story merge(std::vector<story> stories, dice& d) {
   story all;
-  // Some keep their turn for long, so that either side may be far ahead.
+  // Some stories keep their turn for long, so that either side may be far ahead.
   const auto turn = d.pick<std::uint32_t>({1, 1, 3, 100});
   std::vector<std::size_t> at(stories.size(), 0);
   std::vector<std::size_t> left(stories.size());
@@ -167,7 +167,7 @@ story merge(std::vector<story> stories, dice& d) {
   return all;
 }
 
-/// Somewhere before each receive, at its node, of the requests that are held.
+/// Inserts, for each held request, a hold somewhere before each receive at its node.
 void insert_holds(const scenario& s, round& now, dice& d) {
   for (std::uint32_t i = 0; i < now.requests.size(); ++i) {
     const auto& r = now.requests[i];
@@ -192,7 +192,7 @@ put_plan draw_put(const scenario& s, dice& d) {
   put.seed = d.next();
   put.peer = d.roll(0, s.joined_nodes() - 1);
   put.bytes = d.one_in(6) ? 0 : d.roll_log(1, 2U << 20U);
-  // Small ones travel in a frame: large ones are read where they lie.
+  // Small values travel in a frame; large ones are read where they lie.
   if (d.one_in(3)) put.bytes = d.roll(33'000, 2U << 20U);
   put.memory = static_cast<value_memory>(d.roll(0, 2));
   put.end = static_cast<memory_end>(d.roll(0, 2));
@@ -213,7 +213,7 @@ round draw_round(scenario& s, std::uint32_t most_tokens, bool last, dice& d) {
   made.shared_freed = d.one_in(2);
   if (count > 1 && d.one_in(2)) {
     made.shared_blocks = d.roll(1, std::max(1U, most_each / s.model.block_tokens / 2));
-    // Of whole blocks of each group of layers.
+    // The shared prefix consists of whole blocks of each group of layers.
     const auto whole = s.tokens_of_whole_blocks() / s.model.block_tokens;
     made.shared_blocks = (made.shared_blocks + whole - 1) / whole * whole;
   }
@@ -221,7 +221,7 @@ round draw_round(scenario& s, std::uint32_t most_tokens, bool last, dice& d) {
   bool killed = false;
   for (std::uint32_t index = 0; index < count; ++index) {
     auto r = draw_request(s, made, most_each, d);
-    // One process of one round, which is the last: nobody comes after it.
+    // Kills or stops only one process, in the last round, since no successor is started.
     if (kills(r.what) && (killed || !last)) {
       r.what = mishap::none;
       r.rank = 0;

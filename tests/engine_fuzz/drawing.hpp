@@ -1,6 +1,6 @@
 #pragma once
 
-/// The parts that a scenario is drawn from.
+/// The steps that draw a scenario.
 
 #include <cstdint>
 
@@ -11,18 +11,20 @@ namespace troupe::engine_fuzz {
 /// Of a prompt.
 inline constexpr std::uint32_t most_tokens_ever = 131'072;
 
-/// For what was not drawn from the beginning: the dice of everything else roll what they rolled before. `what`
-/// is another number for each.
+/// Dice for features added later: all other dice then roll what they rolled before. `what` is a
+/// different number for each feature.
 [[nodiscard]] inline dice dice_beside(const scenario& s, std::uint64_t what) {
   return dice{s.seed * 0xD1342543DE82EF95ULL + (what << 40U)};
 }
 
-/// Layers with block tables of their own, and which of those lie over the same bytes.
+/// Draws layers with block tables of their own, and which of them lie over the same bytes.
 void draw_groups(scenario& s);
-/// What of each group the requests of a round have at either side, and calls that are wrong about groups.
+/// Draws what either side has of each group for the requests of a round, and wrong calls about
+/// groups.
 void draw_windows(const scenario& s, round& now, dice& d);
 
-/// One of `count` of a scenario, with requests of about so many tokens together. The last one may kill.
+/// Draws one round of a scenario, with requests of about `most_tokens` tokens together. The last
+/// round may kill.
 [[nodiscard]] round draw_round(scenario& s, std::uint32_t most_tokens, bool last, dice& d);
 
 }  // namespace troupe::engine_fuzz

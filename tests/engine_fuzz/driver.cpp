@@ -26,7 +26,7 @@ class driver {
   explicit driver(const scenario& s) : s_{s} {}
 
   run_report run() {
-    // Children first: a process with threads must not fork.
+    // Fork children first: a process with threads must not fork.
     for (std::uint32_t node = 0; node < s_.nodes(); ++node) {
       nodes_.push_back(s_.where == processes::several ? make_remote_node(s_, node)
                                                       : make_local_node(s_, node));
@@ -39,7 +39,7 @@ class driver {
     if (!up) found(supervised ? "the cluster does not start" : "the supervisor does not start");
     for (std::uint32_t i = 0; up && i < s_.rounds.size() && !hangs_; ++i) play(i);
     for (auto& node : nodes_) {
-      // What hangs is not waited for again.
+      // A node that hangs is not waited for a second time.
       if (!hangs_) node->stop();
       report_.counts += node->counts();
       for (const auto& one : node->findings()) found(one);
@@ -58,7 +58,7 @@ class driver {
     for (auto& node : nodes_) node->begin_round(index);
     came_ = steady_clock::now();
     if (!act_all() || !drain()) return;
-    // What is late has come by then, or comes while the next round looks.
+    // Late bytes have come by then, or come while the next round checks.
     for (std::uint32_t node = 0; node < nodes_.size(); ++node)
       if (!gone_.contains(node)) nodes_[node]->audit();
   }
@@ -105,7 +105,7 @@ class driver {
       for (const auto p : s_.sources_of(round_->requests[one.request]))
         if (!is_away(p) && !has_ended(p, one.request, part::send)) return false;
     }
-    // All others end without it first.
+    // All others end first, without the stopped process.
     if (one.what == act_kind::wake) return all([](fuzz_node& n) { return n.settled(); });
     return true;
   }
@@ -122,7 +122,7 @@ class driver {
     return nodes_[node]->ended().contains({request, what});
   }
 
-  /// Whether no second receive is to come or live at that node.
+  /// Whether no second receive is live or still to come at that node.
   [[nodiscard]] bool has_no_second(std::uint32_t node, std::uint32_t request) const {
     const auto& ended = nodes_[node]->ended();
     const auto first = ended.find({request, part::receive});
@@ -139,7 +139,7 @@ class driver {
       case act_kind::wake:
         nodes_[one.node]->wake();
         standing_.erase(one.node);
-        given_up_.clear();  // it has not heard of it
+        given_up_.clear();  // the woken node has not heard of it
         for (std::uint32_t node = 0; node < nodes_.size(); ++node)
           if (!is_away(node)) nodes_[node]->hear_of_wake();
         return;
@@ -185,7 +185,8 @@ class driver {
     return true;
   }
 
-  /// A send that may fail, all of whose receives have ended a while ago, waits for nobody who will come.
+  /// Gives up sends that may fail and whose receives have all ended a while ago: nobody will ask
+  /// for them.
   void give_up_what_nobody_asks_for() {
     for (std::uint32_t r = 0; r < round_->requests.size(); ++r) {
       const bool over = std::ranges::all_of(round_->acts, [&](const act& one) {
@@ -204,7 +205,7 @@ class driver {
     }
   }
 
-  /// Its sends have to end by a release, which is there and has not failed.
+  /// Whether the sends of the request must end by a release that is live or has succeeded.
   [[nodiscard]] bool is_given_back(std::uint32_t request) const {
     const auto& r = round_->requests[request];
     if (r.what != mishap::released) return false;
@@ -247,9 +248,10 @@ class driver {
   std::unique_ptr<fuzz_supervisor> supervisor_;
   const round* round_{nullptr};
   std::set<std::uint32_t> gone_, standing_;
-  /// Node and request of receives that were to begin while their process stood still: there are none.
+  /// Node and request of receives that should have begun while their process was stopped, and so do
+  /// not exist.
   std::set<std::pair<std::uint32_t, std::uint32_t>> missed_;
-  /// Requests all of whose receives have ended: since when; nothing once they were given up.
+  /// Requests all of whose receives have ended, with the time since; empty once they were given up.
   std::map<std::uint32_t, std::optional<steady_clock::time_point>> given_up_;
   steady_clock::time_point came_;
   std::uint64_t progress_{0};
@@ -263,7 +265,7 @@ class driver {
 run_report run(const scenario& s) {
   auto one = std::make_unique<driver>(s);
   auto report = one->run();
-  // Who does not end is not waited for: its process goes.
+  // A node that hangs is not waited for: the process ends with it.
   if (one->hangs()) (void)one.release();
   return report;
 }

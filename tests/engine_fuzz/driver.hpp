@@ -13,7 +13,7 @@ struct run_report {
   tally counts;
 };
 
-/// Makes the deployment of a scenario out of real nodes and lets its story happen.
+/// Builds the deployment of a scenario from real nodes and runs its story.
 [[nodiscard]] run_report run(const scenario& s);
 
 }  // namespace troupe::engine_fuzz

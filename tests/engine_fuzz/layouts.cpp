@@ -8,7 +8,7 @@ namespace troupe::engine_fuzz {
 
 namespace {
 
-/// With gaps between their slots.
+/// Spreads the states, with gaps between their slots.
 void spread_states(kvcache::cache_layout& layout, std::uint32_t region, dice& d) {
   std::uint64_t at = d.roll(0, 9);
   for (auto& state : layout.states) {
@@ -42,7 +42,8 @@ void spread(kvcache::cache_layout& layout, std::uint64_t seed) {
   spread_states(layout, region, d);
 }
 
-/// Only the engine understands the bytes of a block of it: as many as its tokens have.
+/// Makes a layer opaque: only the engine understands the bytes of its blocks. A block has as many
+/// bytes as its tokens had.
 void make_opaque(kvcache::layer_layout& layer, std::uint32_t block_tokens) {
   for (auto& p : layer.planes) {
     p.head_bytes *= block_tokens;
@@ -53,7 +54,7 @@ void make_opaque(kvcache::layer_layout& layer, std::uint32_t block_tokens) {
   layer.shape.packing = "of the fuzzer";
 }
 
-/// Into a region of its own, [block][head][K or V].
+/// Moves the layer into a region of its own, [block][head][K or V].
 void pack(kvcache::cache_layout& layout, std::uint32_t index) {
   const auto region = static_cast<std::uint32_t>(kvcache::region_sizes(layout).size());
   auto& layer = layout.layers[index];
@@ -70,7 +71,7 @@ void pack(kvcache::cache_layout& layout, std::uint32_t index) {
   }
 }
 
-/// What was packed may leave a region behind that nothing lies in, and an empty one is not taken.
+/// Packing may leave a region empty, and an empty region is refused.
 void leave_out_empty_regions(kvcache::cache_layout& layout) {
   std::vector<std::uint32_t> numbers;
   std::uint32_t next = 0;
@@ -84,10 +85,10 @@ void leave_out_empty_regions(kvcache::cache_layout& layout) {
 
 // -- groups of layers
 
-/// Layers that stand one behind the other in a block.
+/// Layers that lie one behind the other in a block.
 using layer_row = std::vector<std::uint32_t>;
 
-/// A cache has no more pieces than this that do not touch.
+/// A cache may have at most this many pieces that do not touch.
 constexpr std::uint64_t most_pieces = 100'000;
 
 class group_placer {
@@ -134,7 +135,7 @@ class group_placer {
     return rows;
   }
 
-  /// The first layers of all groups over the same bytes, then the second ones, and so on.
+  /// Places the first layers of all groups over the same bytes, then the second ones, and so on.
   void place_by_number(const std::vector<layer_row>& rows) {
     for (std::size_t number = 0;; ++number) {
       std::vector<layer_row> these;
@@ -146,7 +147,7 @@ class group_placer {
     }
   }
 
-  /// Into one region, each row over the same bytes: a block is as long as that of the longest.
+  /// Places all rows over the same bytes of one region. A block is as long as the longest row's.
   void place(const std::vector<layer_row>& rows) {
     const std::uint64_t base = dice_.roll(0, 9);
     std::uint64_t stride = 0;
@@ -170,7 +171,7 @@ class group_placer {
     ++region_;
   }
 
-  /// Within a block; as many bytes as it takes there.
+  /// Arranges a plane within a block and returns the bytes that it takes there.
   std::uint64_t arrange(kvcache::plane& p, std::uint32_t layer) {
     const auto rows = rows_of_block(layer);
     const auto piece = p.head_bytes + gap_;
@@ -193,7 +194,7 @@ class group_placer {
 void group_layers(kvcache::cache_layout& layout, const scenario& s, std::uint32_t node) {
   layout.groups = s.groups;
   for (auto& group : layout.groups) {
-    // Two ways to say the same.
+    // Both forms mean the same.
     if (group.block_tokens == layout.block_tokens && node % 2 == 0) group.block_tokens = 0;
   }
   for (std::uint32_t l = 0; l < layout.layers.size(); ++l) {
@@ -204,7 +205,7 @@ void group_layers(kvcache::cache_layout& layout, const scenario& s, std::uint32_
 
 // -- states
 
-/// Of a part of a replica's, what one of so many ranks has.
+/// The bytes of one rank's share of a state part, given the part's size in the whole replica.
 std::uint64_t bytes_of_rank(const kvcache::state_part& part, std::uint32_t ranks) {
   return part.sharding == kvcache::state_sharding::sliced ? part.bytes / ranks : part.bytes;
 }
@@ -216,7 +217,7 @@ kvcache::cache_shape shape_of(const scenario& s, const side& its, std::uint32_t 
   shape.tp_size = its.ranks;
   for (std::size_t i = 0; i < shape.states.size(); ++i) {
     auto& state = shape.states[i];
-    // `bytes` is of the whole replica until here.
+    // Up to here `bytes` is that of the whole replica.
     auto parts = s.parts_of(i);
     if (parts.empty()) parts.push_back({state.bytes, state.sharding});
     state.bytes = 0;

@@ -16,7 +16,7 @@ bool lent_memory::is(std::span<const std::byte> other) const {
 namespace {
 
 std::span<std::byte> map_pages(std::size_t bytes) {
-  // One more than none: a value may be empty.
+  // mmap refuses a size of 0, and a value may be empty.
   auto* at = ::mmap(nullptr, std::max<std::size_t>(bytes, 1), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return {static_cast<std::byte*>(at), bytes};
@@ -41,7 +41,7 @@ class lent_pages final : public lent_memory {
     switch (end_) {
       case memory_end::overwritten: pattern(seed_ + 1, memory_); return;
       case memory_end::unreadable:
-        // Whoever reads it now is refused by the kernel.
+        // A later read of this memory fails in the kernel.
         ::mprotect(memory_.data(), std::max<std::size_t>(memory_.size(), 1), PROT_NONE);
         return;
       case memory_end::unmapped:
@@ -77,7 +77,7 @@ class block_loan final : public lent_memory {
 
 }  // namespace
 
-/// One piece of memory, for one value after the other.
+/// One piece of memory that is used for one value after another.
 struct memory_lender::slab {
   static constexpr std::size_t size = 4U << 20U;
   slab() : memory{map_pages(size)} {}

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Memory that an engine lends to a put until its outcome, and what the engine does to it then.
+/// Memory that an engine lends to a put until its outcome, and what the engine then does to it.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,14 +24,14 @@ class lent_memory {
   [[nodiscard]] std::size_t size() const { return given_.size(); }
   /// Whether those are the bytes that were lent.
   [[nodiscard]] bool is(std::span<const std::byte> other) const;
-  /// The put has begun.
+  /// Call when the put has begun.
   virtual void put_began() {}
-  /// The outcome has come. `bytes` are no more to be read.
+  /// Call when the outcome has come. `bytes` must not be read afterwards.
   virtual void take_back() = 0;
 
  protected:
   explicit lent_memory(std::span<std::byte> memory) : memory_{memory} {}
-  /// Keeps what is lent from here on.
+  /// Remembers the bytes that are lent from now on.
   void lend() { given_.assign(memory_.begin(), memory_.end()); }
 
   std::span<std::byte> memory_;
@@ -40,12 +40,13 @@ class lent_memory {
   std::vector<std::byte> given_;
 };
 
-/// A block that the engine puts from.
+/// A block that the engine puts a value from.
 struct lent_block {
   std::span<std::byte> bytes;
-  std::function<void()> give_back;  ///< overwrites it, too
-  /// Gives it back as it is, and overwrites one that the pool gives out then; another one, since a put reads
-  /// the first. Then `give_back` is of that. Null: the engine's own memory.
+  std::function<void()> give_back;  ///< also overwrites it
+  /// Gives the block back unchanged, then takes another one from the pool and overwrites that,
+  /// since a put reads the first. `give_back` then applies to the other block. Null for the
+  /// engine's own memory.
   std::function<void()> swap;
 };
 using block_lender = std::function<std::optional<lent_block>()>;
@@ -56,7 +57,7 @@ class memory_lender {
   explicit memory_lender(block_lender blocks);
   ~memory_lender();
 
-  /// `seed` is of its bytes.
+  /// `seed` determines its bytes.
   [[nodiscard]] std::unique_ptr<lent_memory> lend(const put_plan& put, std::uint64_t seed);
 
  private:

@@ -1,13 +1,13 @@
-/// Draws what two replicas of engines do from a seed, lets real nodes do it, and compares every byte and every
-/// outcome with a model.
+/// Draws from a seed what two replicas of engines do, lets real nodes do it, and compares every
+/// byte and every outcome with a model.
 ///
 ///     engine_fuzz --seed N            one seed; prints its story
-///     engine_fuzz --seeds A..B,C,D    each of these
-///     engine_fuzz --minutes M         as many as go, from --from N on (1)
-///     ... --backend shm               all of them over this one, else over any that the machine has
+///     engine_fuzz --seeds A..B,C,D    each of these seeds
+///     engine_fuzz --minutes M         as many seeds as possible, from --from N on (1)
+///     ... --backend shm               only over this backend, else over any that the machine has
 ///
-/// GPUs are doubles: their memory is the host's. Each seed has a process of its own, so that a crash is a finding
-/// like any other. Exit code 0: nothing was found.
+/// GPUs are doubles: their memory is host memory. Each seed runs in a process of its own, so that a
+/// crash is a finding like any other. Exit code 0: nothing was found.
 
 #include <chrono>
 #include <cstdio>
@@ -41,7 +41,7 @@ scenario drawn(std::uint64_t seed, const arguments& a) {
   return draw(seed, a.backends, a.most_bytes);
 }
 
-/// The child's words: "count N..." and a finding a line.
+/// Writes the child's report: "count N...", then one line per finding.
 void tell(int fd, const run_report& report) {
   std::ostringstream out;
   const auto& c = report.counts;
@@ -67,9 +67,9 @@ void tell(int fd, const run_report& report) {
   ::_exit(0);
 }
 
-/// What a child says until it ends, or is ended.
+/// Reads what a child writes until it ends or is killed.
 std::string listen(int fd, pid_t child) {
-  // Longer than every wait of it.
+  // Longer than any wait of the child.
   const auto until = steady_clock::now() + std::chrono::minutes{10};
   std::string text;
   char buffer[4096];
@@ -118,7 +118,7 @@ run_report run_apart(std::uint64_t seed, const arguments& a) {
   return report;
 }
 
-/// What all seeds came to.
+/// The results of all seeds.
 struct summary {
   tally counts;
   std::uint64_t seeds{0};
@@ -158,7 +158,7 @@ summary play_all(const arguments& a) {
   return sum;
 }
 
-/// Which seeds a machine was too slow for; nothing where there is no end of them.
+/// Prints which seeds were reached and which were not; prints nothing if the seeds have no end.
 void tell_reached(const summary& sum) {
   std::ostringstream names;
   auto all = sum.seeds;

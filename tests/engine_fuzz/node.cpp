@@ -132,7 +132,7 @@ class local_node final : public fuzz_node {
     if (auto wrong = blocks_->what_is_missing(); !wrong.empty()) found(wrong);
     const auto links = engine_->report().links;
     if (s_.is_aside(node_) && !links.empty()) found("has a link with " + links.front().peer);
-    // Soft-RoCE may lose more than a link bears.
+    // Soft-RoCE may lose more packets than a link survives.
     if (s_.may_break || s_.may_freeze || s_.backend == "rdma") return;
     for (const auto& link : links) {
       if (link.rebuilds > 0 || !link.last_break.empty())
@@ -158,7 +158,7 @@ class local_node final : public fuzz_node {
  private:
   using region_memory = std::vector<std::vector<std::byte>>;
 
-  /// Whether it says itself who it is.
+  /// Whether the node itself announces its identity, since no file names it.
   [[nodiscard]] bool joins() const { return s_.is_open() && !s_.is_aside(node_); }
   [[nodiscard]] std::string name_to_start() const { return joins() ? "" : s_.name_of(node_); }
   [[nodiscard]] announcement its_announcement() const {
@@ -184,7 +184,7 @@ class local_node final : public fuzz_node {
     found("is told of " + m.node + ", which is no other node");
   }
 
-  /// Those of a node that brings its cache.
+  /// The options of a node that brings its cache.
   engine_options options_with(kvcache::cache_layout layout, region_memory& memory) const {
     engine_options options;
     for (const auto bytes : kvcache::region_sizes(layout)) memory.emplace_back(bytes);
@@ -194,7 +194,8 @@ class local_node final : public fuzz_node {
     return options;
   }
 
-  /// A layout that says another rank than the deployment makes of the node, or than it announces, is refused.
+  /// A layout must be refused if its rank differs from the one that the deployment gives the node,
+  /// or that the node announces.
   void try_other_rank(const config::deployment& deployment) {
     if (its_.pooled || its_.ranks == 1) return;
     const auto rank = s_.rank_of(node_);
@@ -204,7 +205,7 @@ class local_node final : public fuzz_node {
                     std::move(options), joins() ? errc::invalid_config : errc::layout_mismatch);
   }
 
-  /// What no supervisor would take in does not start.
+  /// A node whose announcement no supervisor would accept does not start.
   void try_wrong_announcements(const config::deployment& deployment) {
     const auto refused = [&](const char* how, errc code, const std::string& name, auto change) {
       engine_options options;
@@ -250,7 +251,7 @@ class local_node final : public fuzz_node {
   std::unique_ptr<node_transfers> transfers_;
   std::unique_ptr<value_stories> values_;
   std::unique_ptr<wrong_calls> wrong_calls_;
-  testing::watch_judge others_;  ///< of a node that joins
+  testing::watch_judge others_;  ///< at a node that joins
   const round* round_{nullptr};
   std::uint32_t round_index_{0};
   std::uint64_t progress_{0};

@@ -29,31 +29,31 @@ class fuzz_node {
   fuzz_node(const fuzz_node&) = delete;
   fuzz_node& operator=(const fuzz_node&) = delete;
 
-  /// Whether it is registered.
+  /// Returns whether the node is registered.
   [[nodiscard]] virtual bool start(int supervisor_port) = 0;
   virtual void begin_round(std::uint32_t index) = 0;
   virtual void carry_out(std::uint32_t act_index) = 0;
-  /// Gives a send up that nobody asks for any more.
+  /// Gives up a send that nobody asks for any more.
   virtual void give_up(std::uint32_t request) = 0;
-  /// The process that stood still goes on.
+  /// Tells the node that the stopped process goes on.
   virtual void hear_of_wake() = 0;
-  /// Takes what has come.
+  /// Takes the events that have come.
   virtual void pump() = 0;
   /// Whether no operation is open.
   [[nodiscard]] virtual bool idle() = 0;
   /// Whether every operation has its outcome; some may not be unpinned.
   [[nodiscard]] virtual bool settled() = 0;
-  /// How much has come: unchanged while nothing does.
+  /// The number of events so far.
   [[nodiscard]] virtual std::uint64_t progress() = 0;
   /// Compares every byte, with no operation open.
   virtual void audit() = 0;
   [[nodiscard]] virtual int port() = 0;
-  /// What is open, for a person.
+  /// The open operations, for a person to read.
   [[nodiscard]] virtual std::string open_operations() = 0;
-  /// Ends it in good order.
+  /// Stops the node in good order.
   virtual void stop() = 0;
 
-  // Of a process of its own only.
+  // Only for a node in a process of its own.
   virtual void die() {}
   virtual void stand() {}
   virtual void wake() {}
@@ -68,7 +68,7 @@ class fuzz_node {
   tally counts_;
 };
 
-/// No replica has more ranks.
+/// The most ranks that a replica of an open stage has.
 inline constexpr std::uint32_t most_nodes_of_open_stage = 64;
 
 /// The deployment that a scenario describes.

@@ -22,7 +22,7 @@ using testing::line_channel;
 
 namespace {
 
-/// The port that a line says; empty: it says something else.
+/// The port in a line; empty if the line says something else.
 std::optional<int> port_in(std::string_view line) {
   std::uint16_t port = 0;
   const auto* end = line.data() + line.size();
@@ -31,7 +31,7 @@ std::optional<int> port_in(std::string_view line) {
   return port;
 }
 
-/// Follows orders. Each line is one; "status" and "audit" are answered, behind all that is new.
+/// Follows orders, one per line. Answers "status" and "audit", after reporting everything new.
 class follower {
  public:
   follower(const scenario& s, std::uint32_t node, line_channel& channel)
@@ -41,7 +41,7 @@ class follower {
     const auto first = channel_.order();
     if (!first) return 0;
     const auto supervisor_port = port_in(*first);
-    // Where another node does not start, this one is stopped before it was to start.
+    // If another node fails to start, this one is stopped before its turn to start.
     if (!supervisor_port) return refuse(*first);
     const bool up = node_->start(*supervisor_port);
     tell_news();
@@ -198,7 +198,7 @@ class remote_node final : public fuzz_node {
     idle_ = settled_ = false;
     child_.channel().say(std::string{verb} + " " + std::to_string(number));
   }
-  /// What stands behind `word` in the answer; what was told before it is taken.
+  /// The text behind `word` in the answer. Processes the reports before it.
   std::optional<std::string> answer_to(const std::string& word) {
     while (auto line = child_.channel().hear(2 * testing::wait_limit)) {
       if (line->starts_with(word)) return line->substr(word.size());
@@ -219,7 +219,7 @@ class remote_node final : public fuzz_node {
     lose("its process ended, or answers no more");
     return std::nullopt;
   }
-  /// Nothing more is asked of it.
+  /// Stops asking this node for anything.
   void lose(const std::string& why) {
     findings_.push_back(name_ + ": " + why);
     gone_ = true;

@@ -6,14 +6,14 @@
 
 namespace troupe::engine_fuzz {
 
-/// Takes what is wrong, in words.
+/// Takes a description of what is wrong.
 using finder = std::function<void(const std::string&)>;
 
 struct tally {
   std::uint64_t transfers{0};    ///< sends, receives, holds and releases that had an outcome
   std::uint64_t arrived{0};      ///< receives that were done, every byte compared
-  std::uint64_t failed{0};       ///< as they may
-  std::uint64_t wrong_calls{0};  ///< refused by name
+  std::uint64_t failed{0};       ///< failures that are allowed
+  std::uint64_t wrong_calls{0};  ///< refused with the right code
   std::uint64_t values{0};       ///< puts that were followed to their end
   std::uint64_t bytes{0};        ///< compared
 

@@ -14,23 +14,24 @@ namespace {
 /// Longer than a run.
 constexpr milliseconds no_deadline = 10min;
 
-// What a request is drawn to do beside, by its seed, so that a seed of before draws the same story.
+// Further properties of a request, derived from its seed, so that older seeds still draw the same
+// story.
 
-/// The blocks of its sends are named as they are computed.
+/// Whether the blocks of its sends are named as they are computed.
 bool grows(const request_plan& r) {
   return r.seed / 6 % 3 == 0;
 }
 bool tells_wanted(const request_plan& r) {
   return r.seed / 18 % 2 == 0;
 }
-/// What the receive expects `aux` to begin with; empty: anything.
+/// How many bytes the receive expects at the start of `aux`; 0: any `aux` is right.
 std::size_t expected_bytes(const request_plan& r) {
   return r.seed / 36 % 2 == 0 ? std::min<std::size_t>(r.aux_bytes, 1 + r.seed % 64) : 0;
 }
 bool parks_for_ever(const request_plan& r) {
   return r.seed / 72 % 2 == 0;
 }
-/// The last group of layers first, where a send that grows names blocks of several.
+/// Whether a growing send names the blocks of its groups of layers last group first.
 bool names_last_first(const request_plan& r) {
   return r.seed / 576 % 2 == 0;
 }
@@ -131,7 +132,7 @@ void node_transfers::send(std::uint32_t request) {
   const auto& r = plan(request);
   transfer t;
   t.request = request;
-  // Room for what the decode ranks want, or only for what there is.
+  // Room for the tokens that the decode ranks want, or only for those that exist.
   const auto room = r.seed % 2 == 0 ? std::max(r.tokens, r.source_tokens) : r.source_tokens;
   t.blocks = blocks_.take(tokens_of(t, room), r.shares, words(t));
   t.slot = std::max(8U, s_.model.state_slots) - 1 - r.slot;
@@ -142,7 +143,7 @@ void node_transfers::send(std::uint32_t request) {
   spec.tell_wanted = tells_wanted(r);
   auto tables = t.blocks.tables;
   for (std::size_t i = 0; spec.grows && i < tables.size(); ++i) {
-    // The prefix may be given back once the send has it.
+    // The prefix may be given back once the send names it.
     const auto half = r.seed / 144 % 2 * tables[i].blocks.size() / 2;
     tables[i].blocks.resize(std::max<std::size_t>(half, t.blocks.passed[i]));
     t.named.push_back(tables[i].blocks.size());
@@ -161,7 +162,7 @@ void node_transfers::send(std::uint32_t request) {
   live_.emplace(sent->value, std::move(t));
 }
 
-/// What the engine is told of a live operation, which may have ended where it may fail.
+/// Checks the result of a call on a live operation, which may have ended if it may fail.
 void node_transfers::expect_taken(const transfer& t, const result<void>& said) {
   if (said) return;
   if (said.error().code == errc::not_found && !verdict_of(t).is_certain()) return;
@@ -180,7 +181,7 @@ void node_transfers::compute(const act& one) {
   expect_taken(t, engine_.layers_ready(operation_id{entry->first}, one.a, one.b, end));
 }
 
-/// Those of its blocks that so many tokens are in, or all, if they are named one after the other.
+/// Names the blocks that hold so many tokens, or all blocks if `tokens` is empty.
 void node_transfers::name_blocks(std::uint64_t operation, transfer& t,
                                  std::optional<std::uint32_t> tokens) {
   for (std::size_t i = 0; i < t.named.size(); ++i) {
@@ -202,7 +203,7 @@ void node_transfers::name_blocks(std::uint64_t operation, transfer& t,
   }
 }
 
-/// What one group of layers has no block for yet is ready in none.
+/// Tokens for which one group of layers has no block yet are not ready in any group.
 void node_transfers::expect_not_ready(std::uint64_t operation, const transfer& t,
                                       std::uint32_t tokens) {
   const auto said = engine_.layers_ready(operation_id{operation}, 0, 1, tokens);
@@ -215,7 +216,7 @@ void node_transfers::expect_not_ready(std::uint64_t operation, const transfer& t
   }
 }
 
-/// All but the prefix that others share: that is there.
+/// Computes all but the shared prefix, which is there already.
 void node_transfers::compute(const transfer& t, layer_span layers, token_span tokens) {
   const auto& r = plan(t.request);
   model_.compute(blocks_.own(t.blocks), layers, tokens, content_of(r),
@@ -319,7 +320,7 @@ void node_transfers::tell_sources(std::uint32_t request, part what) {
 void node_transfers::abort(std::uint32_t request, part what) {
   auto* entry = find(request, what);
   if (entry == nullptr || entry->second.outcomes > 0) return;
-  // The outcome may wait in the queue.
+  // The outcome may already be in the queue.
   (void)engine_.abort(operation_id{entry->first}, "fuzz");
 }
 
@@ -357,7 +358,7 @@ void node_transfers::take(event& e) {
   }
 }
 
-/// Of a hold or a release: the only event that there is.
+/// Takes the outcome of a hold or a release, which has no other event.
 void node_transfers::take_end(transfer& t, const event& e) {
   if (std::get_if<event_done>(&e.what) != nullptr) {
     count(t, "done");
@@ -405,7 +406,7 @@ void node_transfers::count(transfer& t, const std::string& how) {
   if (++t.outcomes > 1) wrong(t, "another outcome: " + how);
   ended_[{t.request, t.what}] = how;
   ++counts_.transfers;
-  // A receive that failed may not have asked every source.
+  // A failed receive may not have reached every source.
   if (t.what == part::receive && how != "done") abort(t.request, part::hold);
 }
 
@@ -427,7 +428,8 @@ void node_transfers::take_done(transfer& t, const event_done& d) {
   check(t, model_.is_there(t.blocks.tables, model_.all_layers(), t.tokens, content_of(r)));
   if (moves_state) check(t, model_.state_is_there(t.slot, r.seed));
   model_.arrived(t.blocks.tables, t.tokens, slot_of(t), content_of(r));
-  // What is done is read and given back; the fence may still be out.
+  // The data of a finished receive is read and its blocks given back; the fence may still be
+  // pending.
   if (its_.pooled && r.frees_early) give_back(t);
 }
 
@@ -449,8 +451,8 @@ void node_transfers::take_unpinned(transfer& t) {
   const bool failed = how != ended_.end() && how->second != "done";
   if (t.what != part::send && failed && !t.blocks.tables.empty())
     check(t, model_.torn(t.blocks.tables, t.tokens, slot_of(t), content_of(plan(t.request))));
-  // From here on nobody touches them: what comes late is found by the audit. Blocks that were given back
-  // already may be another's.
+  // Nobody may touch these blocks from here on: the audit finds late bytes. Blocks that were given
+  // back earlier may belong to another transfer.
   if (const auto mine = blocks_.own(t.blocks); count_of(mine) > 0) model_.reuse(mine, slot_of(t));
   give_back(t);
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The sends and receives of one node: what its engine does for them, and what it is told of them, compared with the
-/// model.
+/// The sends and receives of one node: what its engine does for them, and the events that come of
+/// them, compared with the model.
 
 #include <cstdint>
 #include <map>
@@ -40,11 +40,11 @@ class node_transfers {
   /// `part::hold` or `part::release`: sources that this node would receive from.
   void tell_sources(std::uint32_t request, part what);
 
-  /// Takes an event; of an operation that is over it is a finding.
+  /// Takes an event. An event of an operation that has ended is a finding.
   void take(event& e);
 
   [[nodiscard]] bool empty() const { return live_.empty(); }
-  /// Whether all have their outcome.
+  /// Whether all operations have their outcome.
   [[nodiscard]] bool settled() const;
   [[nodiscard]] std::optional<live_send> some_live_send() const;
   [[nodiscard]] std::string open() const;
@@ -53,13 +53,13 @@ class node_transfers {
   struct transfer {
     part what{part::send};
     std::uint32_t request{0};
-    held_blocks blocks;  ///< none yet where the pool chooses them
+    held_blocks blocks;  ///< none yet if the pool chooses them
     std::uint32_t slot{0};
     token_span tokens;
-    std::vector<std::uint32_t> told;  ///< receive: per layer, up to which token
+    std::vector<std::uint32_t> told;  ///< receive: per layer, the token up to which it is ready
     int outcomes{0};
     bool sealed{false};
-    std::vector<std::size_t> named;  ///< of a send that grows: so many blocks of each table
+    std::vector<std::size_t> named;  ///< of a growing send: blocks named so far of each table
   };
 
   [[nodiscard]] std::string words(const transfer& t) const;
@@ -76,7 +76,7 @@ class node_transfers {
   [[nodiscard]] std::pair<const std::uint64_t, transfer>* find(std::uint32_t request, part what);
   [[nodiscard]] std::optional<std::uint32_t> slot_of(const transfer& t) const;
 
-  /// From its first token of each group of layers up to `end`.
+  /// The tokens of each group of layers, from the transfer's first one up to `end`.
   [[nodiscard]] std::vector<token_span> tokens_of(const transfer& t, std::uint32_t end) const;
   template <class Spec>
   void name_tables(Spec& spec, block_tables tables) const;

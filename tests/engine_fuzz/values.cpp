@@ -156,10 +156,10 @@ bool value_stories::is_loss(const story& one, const troupe::error& why) const {
     case errc::peer_lost:
     case errc::peer_unreachable:
     case errc::link_broken:
-    case errc::stale_incarnation:  // another process has its port by now
+    case errc::stale_incarnation:  // another process has its port now
     case errc::aborted: return true;
     case errc::deadline: return may_be_late_;
-    // Of a node that joins nobody knows once it is gone.
+    // Nobody knows a node that had joined once it is gone.
     case errc::not_found: return s_.is_open() && !stands_;
     default: return false;
   }
@@ -186,7 +186,7 @@ bool value_stories::was_lost(story& one, step what, const troupe::error& why) {
 
 bool value_stories::was_late(story& one, const event_failed* failed) {
   if (failed == nullptr || !may_be_late_ || failed->why.code != errc::deadline) return false;
-  // On a busy machine a deadline of some milliseconds is never met.
+  // On a busy machine a deadline of a few milliseconds may never be met.
   if (++one.tries > 50) {
     end(one);
   } else {
@@ -210,7 +210,7 @@ void value_stories::end_put(story one, const event_failed* failed) {
   }
   const auto& why = failed->why;
   const bool gave_up = one.at == step::put && one.plan.when != given_up::never;
-  // What failed may be in the hands of its node for a moment more, and its key with it.
+  // The node may hold a failed put, and with it the key, for a moment longer.
   const bool in_hand = one.at == step::put_again && why.code == errc::already_exists;
   if (in_hand && one.put_ended - one.taken_since.value_or(one.put_ended) < testing::wait_limit) {
     if (!one.taken_since) one.taken_since = one.put_ended;
@@ -275,7 +275,7 @@ void value_stories::end_query(story one, const event& e) {
 }
 
 void value_stories::end_remove(story one, const event_failed* failed) {
-  // One whose answer was late may have removed it.
+  // An earlier remove, whose answer was late, may have removed the value.
   const bool may_be_missing = one.tries > 0 || may_be_over(one);
   if (failed != nullptr && !(may_be_missing && failed->why.code == errc::not_found))
     wrong(one, to_string(failed->why));
@@ -293,7 +293,7 @@ void value_stories::end_get_nothing(story one, const event_failed* failed) {
     end(one);
     return;
   }
-  // What is stored late is there by then.
+  // A value that is stored late is there by then.
   one.looked = true;
   ask_later(std::move(one), step::get_nothing, 20ms);
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-/// Values of one engine's that are put at a node, got, asked for, removed and missed again, in this order. A put may
-/// be given up, or not be done in time: then the value is never there, and the engine has its memory back with the
-/// outcome. A value may have an end.
+/// Values that one engine puts at another node, gets, asks for, removes, and then misses, in this
+/// order. A put may be given up or miss its deadline: then the value never appears, and the engine
+/// has its memory back with the outcome. A value may expire.
 
 #include <chrono>
 #include <cstdint>
@@ -29,13 +29,13 @@ class value_stories {
   void begin_round(const round& now);
 
   void put(const std::string& peer, const std::string& key, const put_plan& plan);
-  /// Whether it is an event of one of these.
+  /// Returns whether the event belongs to one of these values.
   [[nodiscard]] bool take(event& e);
-  /// Gives up and asks what is due.
+  /// Makes the calls and aborts that are due.
   void pump();
   void hear_of_wake();
   [[nodiscard]] bool empty() const { return settled() && parked_.empty(); }
-  /// Whether nothing goes on but what waits for a node that stands still.
+  /// Whether nothing is live, apart from what waits for a stopped node.
   [[nodiscard]] bool settled() const { return live_.empty() && later_.empty(); }
   [[nodiscard]] std::string open() const;
 
@@ -47,14 +47,14 @@ class value_stories {
     std::string peer, key;
     std::unique_ptr<lent_memory> value;
     step at{step::put};
-    bool not_known{false};  ///< whether it is stored: the put failed with that
-    bool looked{false};     ///< once, for what must not be there
+    bool not_known{false};  ///< whether it is stored; the put failed with that outcome
+    bool looked{false};     ///< has looked once for a value that must not be there
     bool put_again{false};
     std::uint32_t tries{0};  ///< of this step
     time_point put_asked, put_ended, asked;
     std::optional<time_point> give_up_at;
-    std::optional<time_point> taken_since;   ///< its key, by the put before
-    std::optional<time_point> missed_since;  ///< its node, which has gone on
+    std::optional<time_point> taken_since;   ///< since when the earlier put has held its key
+    std::optional<time_point> missed_since;  ///< since when its woken node has not been reached
   };
   struct due {
     time_point when;
@@ -72,15 +72,16 @@ class value_stories {
   void end_remove(story one, const event_failed* failed);
   void end_get_nothing(story one, const event_failed* failed);
   void end(const story& one);
-  /// Whether one side of it is killed or stopped in this round.
+  /// Whether the node of one side is killed or stopped in this round.
   [[nodiscard]] bool is_disturbed(const story& one) const;
-  /// Whether the operation may have failed so since one side of it was killed or stopped.
+  /// Whether the failure can come from a killed or stopped node on one side.
   [[nodiscard]] bool is_loss(const story& one, const troupe::error& why) const;
-  /// Asks again when the other side goes on, or ends where it never will; false: it was no loss.
+  /// Handles a loss: asks again once the other side goes on, or ends the story if it never will.
+  /// Returns false if it was no loss.
   [[nodiscard]] bool was_lost(story& one, step what, const troupe::error& why);
-  /// Asks again where the answer was late; false: it was no lateness.
+  /// Asks again if the answer was late. Returns false if it was not.
   [[nodiscard]] bool was_late(story& one, const event_failed* failed);
-  /// Whether its time to live may have passed.
+  /// Whether its time to live may have ended.
   [[nodiscard]] static bool may_be_over(const story& one);
   void wrong(const story& one, const std::string& what);
 
@@ -92,7 +93,7 @@ class value_stories {
   memory_lender lender_;
   bool may_be_late_;
   std::optional<std::uint32_t> victim_;  ///< of the round
-  bool stands_{false};                   ///< and goes on later; else it is killed
+  bool stands_{false};                   ///< it goes on later; else it is killed
   bool woken_{false};
   std::map<std::uint64_t, story> live_;
   std::list<due> later_;

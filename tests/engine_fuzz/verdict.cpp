@@ -35,14 +35,14 @@ void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint3
   const bool victim = !s.sends(r, node) && s.rank_of(node) == r.rank;
   switch (r.what) {
     case mishap::decode_aborts:
-      // With a window only that rank's part ends.
+      // With a retry window only that rank's part ends.
       if (!s.retries || (victim && what == part::receive)) v.failures = {errc::aborted};
       break;
     case mishap::prefill_aborts: v.failures = {errc::aborted}; break;
     case mishap::short_seal:
       v.may_succeed = s.retries && what != part::receive;
       if (!v.may_succeed) v.failures = {errc::out_of_range};
-      // It may have been given up when all who asked had gone.
+      // The send may have been given up once all receivers had gone.
       if (!s.retries && what == part::send) v.failures.push_back(errc::aborted);
       break;
     case mishap::decode_deadline:
@@ -50,7 +50,7 @@ void add_mishap(verdict& v, const scenario& s, const request_plan& r, std::uint3
       if (!s.retries) v.failures = {errc::deadline, errc::aborted};
       break;
     case mishap::short_window:
-      // The source goes on for others, and for that rank once it asks for what there is.
+      // The source goes on for other ranks, and for that rank once it asks for what exists.
       v.may_succeed = !(victim && what == part::receive);
       if (!v.may_succeed) v.failures = {errc::out_of_range};
       break;
@@ -78,21 +78,22 @@ verdict verdict_on(const scenario& s, const round& now, std::uint32_t request, s
     v.may_succeed = false;
     v.failures = {errc::not_found};
   } else if (what == part::hold) {
-    // There may be nothing yet, or nothing more; it ends as the source does, or with its receive.
+    // The source may not exist yet, or no longer; a hold ends as the source does, or with its
+    // receive.
     v.failures = {errc::not_found, errc::aborted, errc::deadline, errc::out_of_range};
   } else {
     add_mishap(v, s, r, node, what);
   }
   const auto victim = victim_of(now);
   if (!victim || !takes_part(s, r, *victim)) return v;
-  // Of who was killed nothing is heard; who was stopped finds out when it wakes.
+  // A killed node reports nothing; a stopped one finds out when it wakes.
   v.may_fail_anyhow = *victim == node;
   v.may_succeed = true;
-  // Who takes no part in what failed at another decode rank goes on where there is a window.
+  // With a retry window, a node that takes no part in what failed at another decode rank goes on.
   const bool apart =
       s.retries && !s.sends(r, *victim) && !s.sends(r, node) && what != part::receive_late;
   if (!apart) {
-    // The last: another process has the port of one that is gone.
+    // `stale_incarnation`: another process has the port of one that is gone.
     for (const auto code :
          {errc::peer_lost, errc::peer_unreachable, errc::aborted, errc::stale_incarnation})
       v.failures.push_back(code);

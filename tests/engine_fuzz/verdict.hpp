@@ -24,13 +24,13 @@ struct verdict {
   [[nodiscard]] bool admits(errc code) const {
     return may_fail_anyhow || std::ranges::find(failures, code) != failures.end();
   }
-  /// Whether it succeeds whatever else happens.
+  /// Whether the operation succeeds whatever else happens.
   [[nodiscard]] bool is_certain() const { return failures.empty() && !may_fail_anyhow; }
 };
 
 /// The node of the round that is killed or stopped.
 [[nodiscard]] std::optional<std::uint32_t> victim_of(const round& now);
-/// Whether it is stopped, and wakes when the others have ended.
+/// Whether the victim is stopped, and wakes when the others have ended.
 [[nodiscard]] bool has_standing(const round& now);
 
 [[nodiscard]] verdict verdict_on(const scenario& s, const round& now, std::uint32_t request,

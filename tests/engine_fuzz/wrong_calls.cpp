@@ -22,7 +22,7 @@ void wrong_calls::expect_refused(const std::string& call, const result<Value>& a
   }
 }
 
-// -- calls that are right
+// -- valid arguments
 
 std::vector<std::string> wrong_calls::some_sources() const {
   std::vector<std::string> names;
@@ -69,7 +69,7 @@ std::vector<block_id>& wrong_calls::some_blocks(Spec& spec) {
   return spec.groups[dice_.roll(0, s_.tables() - 1)].blocks;
 }
 
-// -- calls that are not
+// -- invalid calls
 
 void wrong_calls::make(std::uint32_t which, const std::optional<live_send>& live) {
   constexpr std::uint32_t first_of_any = 15;
@@ -81,7 +81,7 @@ void wrong_calls::make(std::uint32_t which, const std::optional<live_send>& live
     name_groups_wrongly(which - wrong_call_count);
     return;
   }
-  // No edge leads to a prefill.
+  // No edge leads to a prefill node.
   if (!may_receive() && which < first_of_any)
     which = first_of_any + which % (wrong_call_count - first_of_any);
   if (which < first_of_any) {
@@ -102,18 +102,19 @@ void wrong_calls::receive(std::uint32_t which) {
     case 0: spec.sources.clear(); return refused("a receive from nobody", errc::invalid_config);
     case 1:
       if (ranks == 1) return;
-      // That a replica which joined has one more rank than are named, its nodes say when they are asked.
+      // In an open stage only its nodes, when asked, tell that a replica has one rank more than
+      // named: the last rank stays.
       spec.sources.erase(spec.sources.begin() + dice_.roll(0, ranks - (s_.is_open() ? 2 : 1)));
       return refused("a receive without a rank", errc::invalid_config);
     case 2:
       spec.sources.push_back(spec.sources[dice_.roll(0, ranks - 1)]);
       return refused("a receive from a rank twice", errc::invalid_config);
     case 3:
-      // From whom decode gets nothing: the one aside, or itself.
+      // Sources that decode may not receive from: the node aside, or itself.
       spec.sources = {s_.name_of(s_.has_aside ? s_.joined_nodes() : node_)};
       return refused("a receive over no edge", errc::invalid_config);
     case 4:
-      // Nor has anybody joined a stage that is not there.
+      // Names a stage that does not exist, or an unknown node.
       spec.sources.front() = s_.is_open() && node_ % 2 == 0 ? "nowhere.p0.0" : "nobody";
       return refused("a receive from no node", errc::not_found);
     case 5:
@@ -204,7 +205,7 @@ void wrong_calls::other(std::uint32_t which, const std::optional<live_send>& liv
   }
 }
 
-/// What a node may do whose stage no edge touches: nothing with others.
+/// The calls of a node whose stage no edge touches: it can do nothing with others.
 void wrong_calls::call_over_no_edge() {
   const auto spec = a_receive();
   expect_refused("a receive by a node without an edge", engine_.receive(spec),
@@ -216,10 +217,10 @@ void wrong_calls::call_over_no_edge() {
   call_values_of(s_.name_of(dice_.roll(0, s_.joined_nodes() - 1)));
 }
 
-/// Of a node that no edge joins with this one.
+/// Calls about values of a node that no edge joins with this one.
 void wrong_calls::call_values_of(const std::string& peer) {
   constexpr auto code = errc::invalid_config;
-  static const std::vector<std::byte> value(4);  // longer than a put that is taken
+  static const std::vector<std::byte> value(4);  // longer than a put that is accepted
   expect_refused("a put over no edge", engine_.put(peer, "k", value), code);
   expect_refused("a get over no edge", engine_.get(peer, "k"), code);
   expect_refused("a query over no edge", engine_.query(peer, "k"), code);
@@ -250,7 +251,7 @@ void wrong_calls::speak_of(const live_send& live) {
   expect_refused("a block of no group of layers", engine_.add_blocks(send, {block_id{0}}, last + 1),
                  errc::out_of_range);
   auto again = a_send();
-  again.blocks.clear();  // a pool would look for them first
+  again.blocks.clear();  // a pool would look for blocks first
   again.request = live.request;
   expect_refused("a send of a live request", engine_.send(std::move(again)), errc::already_exists);
 }
@@ -301,7 +302,7 @@ void wrong_calls::name_groups_wrongly(std::uint32_t which) {
   if (may_receive()) expect_refused("a receive" + what, engine_.receive(std::move(wish)), code);
 }
 
-/// By two groups that lie over the same bytes.
+/// Tries to receive into one block through two groups that lie over the same bytes.
 void wrong_calls::expect_no_receive_into_one_block_twice() {
   if (!may_receive()) return;
   auto spec = a_receive();

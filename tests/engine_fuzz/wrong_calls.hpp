@@ -1,6 +1,6 @@
 #pragma once
 
-/// Calls of an engine that it must refuse, each with the error of its name.
+/// Calls of an engine that must be refused, each with its error code.
 
 #include <cstdint>
 #include <optional>
@@ -14,11 +14,11 @@
 
 namespace troupe::engine_fuzz {
 
-/// A send that lives for certain and is not sealed.
+/// A live send that is certainly not sealed.
 struct live_send {
   operation_id operation;
   std::string request;
-  std::uint32_t room{0};  ///< tokens that all of its blocks hold
+  std::uint32_t room{0};  ///< tokens that all of its blocks together hold
   bool grows{false};
 };
 
@@ -34,19 +34,19 @@ class wrong_calls {
         counts_{counts},
         dice_{d} {}
 
-  /// One of `wrong_call_count`, or behind them one of `wrong_group_call_count`; those that do not suit the node
-  /// are left out.
+  /// Makes call number `which`: one of `wrong_call_count`, or, numbered after them, one of
+  /// `wrong_group_call_count`. Skips calls that do not suit the node.
   void make(std::uint32_t which, const std::optional<live_send>& live);
 
  private:
-  /// What is right but for what is wrong of it: the ranks of a replica, and a block of each group of layers, which
-  /// are of as many tokens as the smallest of them holds.
+  /// Arguments that are valid except for the one under test: the ranks of a replica, and a block of
+  /// each group of layers, for as many tokens as the smallest of them holds.
   [[nodiscard]] std::vector<std::string> some_sources() const;
   [[nodiscard]] receive_spec a_receive() const;
   [[nodiscard]] send_spec a_send() const;
   template <class Spec>
   void name_blocks(Spec& spec) const;
-  /// The table of some group, or that of all layers.
+  /// The table of some group, or the table of all layers.
   template <class Spec>
   [[nodiscard]] std::vector<block_id>& some_blocks(Spec& spec);
 

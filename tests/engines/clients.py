@@ -1,4 +1,4 @@
-"""Clients of the servers and of the router, which may leave, and find nobody."""
+"""Clients of the servers and of the router, which may leave, and may find no server."""
 import collections
 import contextlib
 import http.client
@@ -11,12 +11,13 @@ from servers import PATIENCE, Failed, wait_until
 
 
 class Lost(Failed):
-    """No answer came, or only a part of it: the server is not there, or has died. 503 of a router: it knows no server."""
+    """No answer came, or only part of one: the server is absent or has died, or a router answered 503, since it
+    knows no server."""
 
 
 @contextlib.contextmanager
 def asked_of(url, body, path="/v1/completions"):
-    """A connection on which a completion was asked for. Its client leaves at the end of the context."""
+    """A connection on which a completion was requested. The client leaves at the end of the context."""
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=PATIENCE)
     with contextlib.closing(connection):
         try:
@@ -29,7 +30,7 @@ def asked_of(url, body, path="/v1/completions"):
 
 
 def answer_of(url, connection):
-    """What the server says with status 200."""
+    """The server's answer, which has status 200."""
     answer = connection.getresponse()
     if answer.status != 200:
         raise (Lost if answer.status == 503 else Failed)(f"{url} answered {answer.status}: {answer.read()[:500]!r}")
@@ -37,7 +38,7 @@ def answer_of(url, connection):
 
 
 def ask(url, body, leave_after=None):
-    """What a server answers to a completion; None for a client that left after so many seconds."""
+    """A server's answer to a completion; None for a client that left after that many seconds."""
     with asked_of(url, body) as connection:
         if leave_after is not None:
             connection.sock.settimeout(max(leave_after, 0.001))
@@ -66,7 +67,7 @@ def read_stream(url, body):
 
 
 def read_some(url, body, events):
-    """A client that leaves after so many events of a stream."""
+    """A client that leaves after that many events of a stream."""
     with asked_of(url, {**body, "stream": True}) as connection:
         answer = connection.getresponse()
         while events > 0 and (line := answer.readline()):
@@ -83,28 +84,28 @@ def prefill_body(prompt):
 
 
 def decode_body(prompt, params, tokens):
-    """`params`: what the prefill server answered."""
+    """`params`: the answer of the prefill server."""
     return {**body_of(prompt, tokens), "kv_transfer_params": params}
 
 
 def prefilled(pair, prompt):
-    """`kv_transfer_params` of a prompt that was computed."""
+    """The `kv_transfer_params` of a computed prompt."""
     return ask(pair.prefill.url, prefill_body(prompt))["kv_transfer_params"]
 
 
 def decoded(pair, prompt, params, tokens, leave_after=None):
-    """The text's token ids; None for a client that left."""
+    """The token ids of the text; None for a client that left."""
     answer = ask(pair.decode.url, decode_body(prompt, params, tokens), leave_after)
     return answer and answer["choices"][0]["token_ids"]
 
 
 class Crowd:
-    """Clients of the router, each of which asks again as soon as it was answered, for whole texts and for streams in
-    turn. The texts have to be the ones that are due, as long as the context lasts. `may_be_lost`: clients that find no
-    router, or lose it, ask again; else nobody sees an error."""
+    """Clients of the router, each of which asks again as soon as it is answered, for whole texts and streams
+    alternately. As long as the context lasts the texts must be the expected ones. `may_be_lost`: clients that find
+    no router, or lose it, ask again; otherwise no client may see an error."""
 
     def __init__(self, url, due, count, *, may_be_lost=False):
-        """`due`: prompts and their texts."""
+        """`due`: prompts and their expected texts."""
         self._url, self._due, self._may_be_lost = url, due, may_be_lost
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -128,7 +129,7 @@ class Crowd:
         return f"{self._ends['equal']} texts are equal, {self._ends['lost']} found no router"
 
     def wait_for(self, count, end="equal"):
-        """Until so many more requests came to this end: their text is `equal`, or they are `lost`."""
+        """Waits until that many more requests have ended so: the text was `equal`, or the request was `lost`."""
         limit = self._ends[end] + count
         wait_until(lambda: self._check() or self._ends[end] >= limit, lambda: f"{count} more are {end}, but {self}")
 

@@ -1,12 +1,13 @@
-"""Programs in Python that begin with their modules imported: forks of one process that has done so. vLLM's import costs
-each process of a server some ten seconds of a core; a pair of servers has four of them and more.
+"""Starts Python programs with their modules already imported, as forks of one process that has imported them.
+vLLM's import costs each process of a server some ten seconds of a core, and a pair of servers has at least four of
+them.
 
     with ForkServer(PYTHON, "vllm.entrypoints.openai.api_server", FOLDER) as forks:
         forks.popen(words, log, environment)    # as `python -m vllm.entrypoints.openai.api_server WORD...`
 
-That process serves all who name the folder, and ends when nobody has been there for a while: the tests of a build, one
-after the other, import once. What a program begins by vLLM's own means is a fork as well, where vLLM on a CPU would begin
-it again.
+That process serves everyone who names the folder, and ends once it has had no client for a while: the tests of a
+build, which run one after another, import once. Processes that a program starts by vLLM's own means are forks as
+well, where vLLM on a CPU would start a new interpreter.
 """
 import contextlib
 import fcntl
@@ -25,7 +26,7 @@ import threading
 import time
 import traceback
 
-# What a server's other processes import beside that.
+# Modules that the other processes of a server import in addition.
 OF_ENGINES = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.executor.multiproc_executor",
               "vllm.model_executor.models.llama", "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector")
 WITH_PROCESSES = ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor")
@@ -37,7 +38,7 @@ class Ended(Exception):
 
 
 class ForkServer:
-    """The process that is forked; begun if there is none."""
+    """Connects to the process that is forked, and starts it if there is none."""
 
     def __init__(self, python, module, folder, environment):
         name = hashlib.sha256(f"{python} {module} {folder.resolve()}".encode()).hexdigest()
@@ -56,7 +57,7 @@ class ForkServer:
                     time.sleep(0.05)
 
     def _connect(self, address):
-        """False: nobody is there, or about to end."""
+        """Returns False if no fork server is there, or it is about to end."""
         here = socket.socket(socket.AF_UNIX)
         try:
             here.connect(address)
@@ -95,7 +96,7 @@ class ForkServer:
 
 
 class Forked:
-    """As much of `subprocess.Popen` as the tests use, in a session of its own."""
+    """The part of `subprocess.Popen` that the tests use, for a process in a session of its own."""
 
     def __init__(self, server, pid):
         self._server, self.pid, self._code = server, pid, None
@@ -121,7 +122,7 @@ def is_own(other):
 
 
 def become(module, words, log, environment):
-    """In the child."""
+    """Runs in the child."""
     os.setsid()
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -136,18 +137,18 @@ def become(module, words, log, environment):
 
 
 def ended(pid):
-    """None: it runs."""
+    """None while the process runs."""
     gone, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if gone else None
 
 
 class Service:
-    """Of the process that is forked."""
+    """Runs in the process that is forked."""
 
     def __init__(self, module, name):
         self._module = module
         self._door, self._ready = socket.socket(socket.AF_UNIX), selectors.DefaultSelector()
-        self._clients = {}  # what they say, by connection
+        self._clients = {}  # their data, by connection
         self._door.bind("\0" + name)
         self._door.listen()
         self._ready.register(self._door, selectors.EVENT_READ)
@@ -199,7 +200,7 @@ class Service:
             code = end.code
         except BaseException:  # pylint: disable=broad-exception-caught
             traceback.print_exc()
-        sys.exit(code)  # whoever waits for its end at exit hears of it
+        sys.exit(code)  # a process that waits for this one at exit sees it end
 
 
 def main(module, name):

@@ -1,5 +1,5 @@
-"""Clients that leave at each point of a request's way through the two servers. The servers' own metrics say that the
-point is reached, and that nothing came to its end before its client had left."""
+"""Clients that leave at each point of a request's way through the two servers. The servers' own metrics show that
+the point is reached, and that no request ended before its client had left."""
 import contextlib
 import time
 
@@ -7,10 +7,10 @@ from clients import asked_of, body_of, decode_body, prefill_body, prefilled, rea
 from servers import LONGEST, SEATS, Failed, wait_until
 from two_servers import check_released
 
-# Of what a client that leaves had: 2 s on a quiet machine, and no test fails because another one is busy.
+# For the blocks of a client that leaves: 2 s on a quiet machine, with room for a busy one.
 RELEASED_SECONDS = 10
-LEASE_SECONDS = 30  # of a cache for which nobody asks
-TRIES = 10  # a text may be whole before its client leaves, where a core stands still
+LEASE_SECONDS = 30  # of a cache that is never requested
+TRIES = 10  # a text may be complete before its client leaves, if a core stalls
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -22,18 +22,18 @@ def texts_written(server):
 
 
 class Passed(Exception):
-    """A request came to its end before it was seen where its client was to leave it."""
+    """A request ended before it was seen at the point where its client was to leave."""
 
 
 class Point:
-    """Where clients leave. `prefill` and `decode`: the servers."""
+    """The points where clients leave. `prefill` and `decode`: the servers."""
 
     def __init__(self, pair):
         self.prefill, self.decode = pair.prefill, pair.decode
         self._written = {server: texts_written(server) for server in (self.prefill, self.decode)}
 
     def is_passed(self, *servers):
-        """Whether a text of these servers came to its end since this began."""
+        """Whether a text of these servers has ended since this began."""
         return any(texts_written(server) != self._written[server] for server in servers)
 
     def reach(self, server, value, name, **labels):
@@ -52,7 +52,7 @@ def wait_for_metric(server, value, name, **labels):
 
 
 def long_text(server):
-    """A client that leaves at the end of the context; nobody waits for the end of its text."""
+    """A client that leaves at the end of the context, without waiting for the end of its text."""
     return asked_of(server.url, body_of([1], LONGEST - 1))
 
 
@@ -62,7 +62,7 @@ def long_decode(point, prompt, params):
 
 @contextlib.contextmanager
 def taken(point, server, seats):
-    """Long texts take so many seats of a server, until their clients leave at the end of the context."""
+    """Long texts that take this many seats of a server until their clients leave at the end of the context."""
     with contextlib.ExitStack() as stack:
         for _ in range(seats):
             stack.enter_context(long_text(server))
@@ -78,7 +78,7 @@ def leave_queued_at_prefill(point, prompt):
 
 
 def leave_being_prefilled(point, prompt):
-    """Its server computes the prompt in several steps, and a request that has no text to write ends with the last."""
+    """The server computes the prompt in several steps; a request without a text to write ends with the last step."""
     with asked_of(point.prefill.url, prefill_body(prompt)):
         point.reach(point.prefill, 1, RUNNING)
 
@@ -98,7 +98,8 @@ def leave_waiting_for_cache(point, prompt, params):
 
 
 def leave_loaded(point, prompt, params):
-    """The last seat is taken while the cache cannot come: the prefill server stands still before it is asked for it."""
+    """Takes the last seat while the cache cannot come: the prefill server is stopped before it is asked for the
+    cache."""
     with taken(point, point.decode, SEATS - 1), contextlib.ExitStack() as last:
         with contextlib.ExitStack() as request:
             with point.prefill.stopped():
@@ -125,7 +126,7 @@ AT_DECODE = {"queued at the decode server": leave_queued_at_decode, "waiting for
 
 
 def check_point(pair, name, leave, *arguments):
-    """Whether nothing came to its end before its client had left."""
+    """Whether no request ended before its client had left."""
     point = Point(pair)
     with contextlib.suppress(Passed):
         leave(point, *arguments)
@@ -144,7 +145,7 @@ def check_points(pair, prompt):
 
 
 def check_between(pair, prompt):
-    """Its client leaves between the servers: nobody has asked for the cache, whose lease ends."""
+    """The client leaves between the servers: the cache is never requested, and its lease ends."""
     prefilled(pair, prompt)
     began = time.monotonic()
     wait_for_metric(pair.prefill, 0, RUNNING)

@@ -30,7 +30,7 @@ def llama():
 
 
 def windows():
-    """As a Gemma comes, the last token weighs so much that the text is that token again and again."""
+    """With a Gemma's usual weights the last token weighs so much that the text repeats it over and over."""
     model = Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=64,
                                                tie_word_embeddings=False,
                                                layer_types=["sliding_attention", "full_attention"] * 2))
@@ -40,8 +40,8 @@ def windows():
 
 
 def latents():
-    """vLLM computes the last token of a prompt whose others were loaded by another kernel. Where weights are as large as in
-    the other models, that shows in the text."""
+    """If the other tokens of a prompt were loaded, vLLM computes the last one by a different kernel. With weights
+    as large as in the other models, that shows in the text."""
     shape = {**SHAPE, "num_key_value_heads": SHAPE["num_attention_heads"], "head_dim": 64}
     model = DeepseekV2ForCausalLM(DeepseekV2Config(
         **shape, first_k_dense_replace=SHAPE["num_hidden_layers"], kv_lora_rank=512, q_lora_rank=None,

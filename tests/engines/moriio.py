@@ -1,4 +1,4 @@
-"""Proxies for MoRIIO's connector before two servers of ours: the router of vLLM, and a double of vLLM's toy proxy."""
+"""Proxies for MoRIIO's connector in front of two of our servers: vLLM's router, and a double of vLLM's toy proxy."""
 import time
 import uuid
 
@@ -10,7 +10,7 @@ ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 def configured(transfer, name, port, ping_port):
-    """The kv-transfer-config of a server that listens at `port`, as MoRIIO's users have it."""
+    """The kv-transfer-config of a server that listens at `port`, as users of MoRIIO write it."""
     extra = {"proxy_ip": "127.0.0.1", "proxy_ping_port": str(ping_port), "http_port": port, "handshake_port": "6301",
              "notify_port": "61005"}
     return {**transfer, "kv_role": ROLES[name],
@@ -18,7 +18,7 @@ def configured(transfer, name, port, ping_port):
 
 
 def wait_until_found(router):
-    """Until both servers have registered."""
+    """Waits until both servers have registered."""
     limit = time.monotonic() + FOUND_SECONDS
     while True:
         try:
@@ -31,8 +31,8 @@ def wait_until_found(router):
 
 
 class Double:
-    """Asks as vLLM's `moriio_toy_proxy_server.py` does of servers that read: of what the prefill server answers it hands on
-    three values, and the number of ranks is the one that the server has registered with."""
+    """Asks as vLLM's `moriio_toy_proxy_server.py` asks servers that read: it passes on three values of the prefill
+    server's answer, and the number of ranks that the server registered with."""
 
     name = "a double of vLLM's toy proxy"
 

@@ -1,6 +1,6 @@
-"""Servers, router and supervisor that are killed and stopped under load, while another server lives: no client of the
-router sees an error, every text is the one that a server says alone, and what comes back serves again without a restart
-of the others."""
+"""Servers, router and supervisor are killed and stopped under load while another server lives. No client of the
+router sees an error, every text is the one that a server writes alone, and a process that comes back serves again
+without a restart of the others."""
 import contextlib
 import json
 import os
@@ -13,27 +13,27 @@ from clients import Crowd
 from servers import Failed, wait_until
 
 CLIENTS = 4  # of the router, at once
-AFTER = 2 * CLIENTS  # texts that show that all goes on
+AFTER = 2 * CLIENTS  # texts that show that everything goes on
 
 
 def is_at(router, server):
-    """Whether the router has a request at the server now."""
+    """Whether the router has a request at this server now."""
     return router.metric("troupe_router_engine_requests", engine=server.address) > 0
 
 
 def pairs(router):
-    """Attempts at two servers."""
+    """Attempts that used two servers."""
     return router.metric("troupe_router_attempts_total", how="pair")
 
 
 def placed(pair, router):
-    """Attempts where the supervisor would have them; those at both servers at once, where nobody asks it."""
+    """Attempts where the supervisor placed them; those that asked both servers at once, where it was not asked."""
     return router.metric("troupe_router_pushed_total") if pair.pushes \
         else router.metric("troupe_router_placements_total", by="supervisor")
 
 
 def alone(router):
-    """Attempts at one server."""
+    """Attempts that used one server."""
     return router.metric("troupe_router_attempts_total", how="alone")
 
 
@@ -50,13 +50,13 @@ def health(router):
 
 
 def is_whole(router):
-    """The supervisor answers, and both servers are members that may be asked."""
+    """Waits until the supervisor answers and both servers are usable members."""
     said = health(router)
     return said["supervisor"] and [(one["usable"], one["member"]) for one in said["engines"]] == [(True, "up")] * 2
 
 
 def check_serves_again(pair, router, crowd):
-    """Requests are placed by the supervisor, and their prompts move between the servers."""
+    """Checks that the supervisor places requests and their prompts move between the servers."""
     wait_until(lambda: is_whole(router), lambda: f"all is as it was, but {health(router)}\n{router.tail()}")
     before = pairs(router), placed(pair, router)
     wait_until(lambda: pairs(router) > before[0] + 1 and placed(pair, router) > before[1] + 1,
@@ -65,8 +65,8 @@ def check_serves_again(pair, router, crowd):
 
 
 def lose(pair, router, name, outage, crowd):
-    """An outage begins in the midst of a request at the server, and all goes on meanwhile. A prompt that is pushed may be
-    computed where its text is written, and the router does not see that."""
+    """An outage that begins in the middle of a request at the server, while everything else goes on. A prompt that
+    is pushed may be computed where its text is written, which the router does not see."""
     server, began = getattr(pair, name), time.monotonic()
     before, before_alone = carried_on(router), alone(router)
     crowd.wait_for(CLIENTS)
@@ -92,7 +92,7 @@ def check_server_stopped(pair, router, due, name):
 
 
 def check_server_killed(pair, router, due, name, meanwhile=lambda: None):
-    """`meanwhile`: what is done while another one starts."""
+    """`meanwhile`: called while the replacement starts."""
     with Crowd(router.url, due, CLIENTS) as crowd:
         lose(pair, router, name, killed, crowd)
     pair.begin_again(name, meanwhile)
@@ -123,7 +123,7 @@ def check_supervisor_stopped(pair, router, due):
 
 
 def check_supervisor_killed(pair, router, due):
-    """The servers begin another one."""
+    """The servers start another supervisor."""
     pid = pair.supervisor_pid()
     with Crowd(router.url, due, CLIENTS) as crowd:
         crowd.wait_for(CLIENTS)
@@ -139,13 +139,13 @@ def check_router_stopped(router, due):
     with Crowd(router.url, due, CLIENTS) as crowd:
         crowd.wait_for(CLIENTS)
         with router.stopped():
-            time.sleep(3)  # longer than a connection lasts that nobody uses, and than a look at a server
+            time.sleep(3)  # longer than an idle connection lasts, and than the router's check interval
         crowd.wait_for(AFTER)
     print(f"the router stood still: {crowd}", flush=True)
 
 
 def check_router_killed(pair, router, due):
-    """Its clients lose their answers, and find the next one at its place."""
+    """The router's clients lose their answers, and find the next router at the same place."""
     with Crowd(router.url, due, CLIENTS, may_be_lost=True) as crowd:
         crowd.wait_for(CLIENTS)
         router.kill()

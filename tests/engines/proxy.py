@@ -1,5 +1,5 @@
-"""A frontend for one prefill and one decode server, as small as one can be: each completion is prefilled here, decoded
-there, and the server that prefills says in `kv_transfer_params` where the other finds the cache.
+"""A minimal frontend for one prefill and one decode server. Each completion is prefilled at one and decoded at the
+other; the prefill server says in `kv_transfer_params` where the decode server finds the cache.
 
     proxy.py PORT PREFILL_URL DECODE_URL
 """

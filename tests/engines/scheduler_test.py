@@ -1,4 +1,4 @@
-"""Troupe's connector under vLLM's own scheduler, without a worker: what would have come from one is told to it.
+"""Troupe's connector under vLLM's own scheduler, without a worker: the test supplies what a worker would report.
 
 Run by ctest: engines.vllm_scheduler.
 """
@@ -62,7 +62,7 @@ def make_scheduler(policy="fail", pushes=False, role="kv_both", window=0, **extr
 
 
 class UnderScheduler(unittest.TestCase):
-    """`pushes`: the engine does, computes 64 tokens in a step, and has a prefix cache."""
+    """`pushes`: the engine pushes, computes 64 tokens per step, and has a prefix cache."""
 
     pushes = False
 
@@ -84,10 +84,11 @@ class UnderScheduler(unittest.TestCase):
         return request
 
     def step(self, **told):
-        """One step of the engine, whose worker says what is `told`; (what the connector's worker is told, answers)."""
+        """One step of the engine, whose worker reports `told`. Returns (the metadata for the connector's worker,
+        the answers)."""
         output = self.scheduler.schedule()
         ids = list(output.num_scheduled_tokens)
-        # A request whose prompt is computed by this step gets a token.
+        # A request whose prompt this step completes gets a token.
         sampled = [[7] if self.scheduler.requests[name].num_computed_tokens >= self.scheduler.requests[name].num_tokens
                    else [] for name in ids]
         ran = ModelRunnerOutput(ids, {name: place for place, name in enumerate(ids)}, sampled,
@@ -97,7 +98,7 @@ class UnderScheduler(unittest.TestCase):
         return output.kv_connector_metadata, said
 
     def prefilled(self, tokens):
-        """A prompt that was computed: its request, and what the router is told."""
+        """A computed prompt: its request, and the answer for the router."""
         request = self.add(tokens, TO_DECODE_ELSEWHERE, out=1)
         _, (answer,) = self.step()
         self.assertEqual(request.status, RequestStatus.FINISHED_LENGTH_CAPPED)
@@ -134,8 +135,8 @@ class WindowsUnderScheduler(UnderScheduler):
         self.free_at_first = self.free()
 
     def test_a_prompt_is_handed_off_if_the_windows_of_its_last_token_are_kept(self):
-        """That token is computed again where the others are loaded. vLLM has left its window's first token behind if a
-        block ends with that."""
+        """That token is recomputed when the others are loaded. vLLM has dropped the first token of its window if a
+        block ends with that token."""
         offered = {}
         for tokens in (self.WINDOW - 1, self.WINDOW, *range(3 * BLOCK - 2, 3 * BLOCK + 2), 4 * BLOCK - 1):
             request, params = self.prefilled(tokens)
@@ -157,7 +158,7 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.step(finished_recving={request.request_id})
         again = KVConnectorOutput(finished_recving={request.request_id})
         own.settle(again)
-        self.assertEqual(again.finished_recving, set())  # told twice
+        self.assertEqual(again.finished_recving, set())  # not reported twice
         own.matched_tokens(request, 0)
         other = KVConnectorOutput(finished_recving={request.request_id})
         own.settle(other)
@@ -183,12 +184,12 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.assertEqual((send.request_id, send.tokens, len(send.blocks[0])), (request.request_id, 100, 4))
         self.assertEqual(HandOff.from_params(params).transfer, send.transfer)
         self.assertEqual(self.step()[0].sends, [])
-        self.assertTrue(self.scheduler.has_finished_requests())  # vLLM goes on stepping
+        self.assertTrue(self.scheduler.has_finished_requests())  # vLLM continues stepping
         self.step(finished_sending={request.request_id})
         self.check_empty()
 
     def test_a_worker_of_this_process_is_told_at_once(self):
-        """An engine without a core of its own makes no step behind its last request."""
+        """An engine without a core process of its own makes no step after its last request."""
         class OneWorker:  # pylint: disable=too-few-public-methods
             offered = []
 
@@ -213,13 +214,13 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.check_empty()
 
     def test_what_other_connectors_tell_is_left_alone(self):
-        """Of MultiConnector, which gives all of them the same."""
+        """The metadata of MultiConnector, which gives all connectors the same."""
         output = KVConnectorOutput(finished_sending={"theirs"}, finished_recving={"theirs too"})
         self.scheduler.connector.update_connector_output(output)
         self.assertEqual((output.finished_sending, output.finished_recving), ({"theirs"}, {"theirs too"}))
 
     def test_what_ended_may_be_told_as_a_list(self):
-        """As vLLM's own tests do; its scheduler takes one."""
+        """As vLLM's own tests do; its scheduler accepts one."""
         request, _ = self.prefilled(40)
         self.step(finished_sending=[request.request_id])
         self.check_empty()
@@ -231,7 +232,7 @@ class ConnectorUnderScheduler(UnderScheduler):
         self.check_empty()
 
     def test_an_engine_that_writes_texts_too_keeps_half_of_its_blocks_for_others(self):
-        """Whatever is kept, there is room for what waits here to be loaded from engines that do the same."""
+        """Whatever is kept, there is room for requests that wait here to load from engines that do the same."""
         names = []
         for _ in range(2):
             request, params = self.prefilled(14 * BLOCK)
@@ -362,7 +363,7 @@ class ConnectorUnderScheduler(UnderScheduler):
 
 
 class NixlUnderScheduler(UnderScheduler):
-    """Of routers that look at NIXL's keys, or hand on nothing else."""
+    """Requests from routers that look at NIXL's keys, or pass on nothing else."""
 
     HEX = "0123456789abcdef" * 2
 
@@ -375,7 +376,7 @@ class NixlUnderScheduler(UnderScheduler):
 
     def test_what_nixl_would_answer_is_answered(self):
         connector = self.scheduler.connector
-        self.assertIsNone(connector.get_handshake_metadata())  # it is the worker's
+        self.assertIsNone(connector.get_handshake_metadata())  # this is the worker's
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): RankIdentity("here-0", 2**64 - 2, "10.0.0.1", 7401)})
         _, params = self.prefilled(100)
         (send,) = self.step()[0].sends
@@ -500,13 +501,13 @@ class SeveralOfOneSource(UnderScheduler):
         self.step()
         params = self.source(97)
         for number in range(2):
-            self.add(97, params, out=1, name=f"{number}_parent")  # 96 tokens of it are cached
+            self.add(97, params, out=1, name=f"{number}_parent")  # 96 of its tokens are cached
         step, said = self.step()
         self.assertEqual((step.receives, len(step.releases), len(said)), ([], 1, 2))
         self.check_empty()
 
     def test_of_a_list_of_prompts_the_others_are_computed_here(self):
-        """A router hands on what the first one was answered."""
+        """A router passes on what the first request was answered."""
         params = self.source()
         self.add(self.TOKENS, params, out=1, name="first")
         self.add(33, params, out=1, name="second")
@@ -554,7 +555,7 @@ class SeveralOfOneSource(UnderScheduler):
         self.check_empty()
 
     def run_until_said(self, count):
-        """(What each request was answered, the sends and the seals that a worker was told of.)"""
+        """Returns (the answer of each request, the sends and the seals that a worker was told of)."""
         said, sends, seals = {}, [], []
         for _ in range(10):
             step, answers = self.step()
@@ -566,7 +567,7 @@ class SeveralOfOneSource(UnderScheduler):
 
 
 class HooksThatRaise(UnderScheduler):
-    """Whatever raises inside a hook: every request ends, and every block is free again."""
+    """Whatever raises inside a hook, every request ends and every block becomes free."""
 
     pushes = True
     INSIDES = (
@@ -593,7 +594,7 @@ class HooksThatRaise(UnderScheduler):
                 self.assertEqual(ended, {"decode", "sent", "pushed", "plain"})
 
     def run_out(self, decodes):
-        """Requests of every kind, some of which are aborted; (those that came to an end by themselves)."""
+        """Requests of every kind, some of which are aborted. Returns those that ended by themselves."""
         for name, source in decodes.items():
             self.add(40, source, name=name)
         self.scheduler.finish_requests("decode that leaves the queue", ABORTED)
@@ -622,7 +623,7 @@ class HooksThatRaise(UnderScheduler):
         return ended
 
     def ends_of(self, step):
-        """What a worker tells of these orders, at once."""
+        """Everything that a worker reports about these orders, at once."""
         self.open |= {push.transfer for push in step.pushes}
         sent = {send.request_id for send in step.sends}
         for end in (*step.seals, *step.drops):
@@ -640,10 +641,10 @@ PEERS = ("___prefill_addr_host:10.0.0.1,handshake:1,notify:2,engine:e_dp-0,ranks
 
 
 class MoriioUnderScheduler(UnderScheduler):
-    """What proxies for MoRIIO's connector ask."""
+    """The requests of proxies for MoRIIO's connector."""
 
     def decode(self, params, name=""):
-        """What the worker is told of a decode request."""
+        """The metadata for the worker of a decode request."""
         request = self.add(100, {"do_remote_decode": False, "do_remote_prefill": True, **params}, name=name)
         step, _ = self.step()
         (receive,) = step.receives
@@ -738,7 +739,7 @@ class PushesUnderScheduler(UnderScheduler):
         self.check_empty()
 
     def test_what_is_cached_is_offered_with_the_rest(self):
-        """Of it nothing is said before a step: who computed it may not have come to its end."""
+        """Before a step nothing is said of the prompt: the engine that computes it may not have finished it."""
         self.add(150, {}, out=1)
         for _ in range(3):
             self.step()
@@ -771,7 +772,7 @@ class PushesUnderScheduler(UnderScheduler):
         self.scheduler.running.remove(request)
         self.scheduler._preempt_request(request, 0.0)
         self.assertEqual(self.free(), self.free_at_first - 2)
-        step, _ = self.step()  # it begins again, and finds its own blocks in the prefix cache
+        step, _ = self.step()  # the request starts over, and finds its own blocks in the prefix cache
         self.assertEqual((step.drops, step.pushes, step.chunks), ([Drop("", TRANSFER)], [], []))
         step, (answer,) = self.step(finished_sending={TRANSFER})
         self.assertEqual((step.pushes, step.chunks, answer.kv_transfer_params), ([], [], None))
@@ -793,7 +794,7 @@ class PushesUnderScheduler(UnderScheduler):
         self.check_empty()
 
     def test_a_prompt_that_is_computed_again_is_pushed_no_further(self):
-        """Another connector had loaded some of it, in vain."""
+        """Another connector had loaded some of it in vain."""
         request = self.begun()
         request.num_computed_tokens = 32
         step, _ = self.step()

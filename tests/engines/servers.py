@@ -1,4 +1,4 @@
-"""Processes of the engine tests: vLLM's servers and what stands beside them, each with a log and an end."""
+"""Processes of the engine tests: vLLM's servers and their companions, each with a log and an orderly end."""
 import contextlib
 import fcntl
 import http.client
@@ -18,15 +18,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "deploy/python"
 START_SECONDS = 300  # of a server; vLLM imports for half a minute in each of three processes
 ASK_SECONDS = 120
-PATIENCE = 120  # seconds, for what has to come: longer than any deadline of Troupe's
-END_SECONDS = 30  # of a supervisor that is told to end
+PATIENCE = 120  # seconds, for events that must come: longer than any deadline of Troupe's
+END_SECONDS = 30  # of a supervisor that was told to end
 SEATS = 4  # requests that a server computes at once
 LONGEST = 2048  # tokens of a prompt and its text
 VLLM = "vllm.entrypoints.openai.api_server"
 _of_this_process = itertools.count(os.getpid() * 97)  # ports
 
 
-# Of one prefill and one decode engine that a file names, which bring their own caches.
+# The deployment of one prefill and one decode engine that a file names, which bring their own caches.
 DEPLOYMENT = """\
 cluster: engines
 supervisor: {{host: 127.0.0.1, port: {port}}}
@@ -40,11 +40,11 @@ edges:
 
 
 class Failed(Exception):
-    """What a test finds wrong."""
+    """A defect that a test found."""
 
 
 def wait_until(happens, said, seconds=PATIENCE):
-    """`said`: what does not happen, for the `Failed`; may be a function."""
+    """`said`: the event that does not happen, for the `Failed`; may be a function."""
     limit = time.monotonic() + seconds
     while not happens():
         if time.monotonic() > limit:
@@ -53,14 +53,14 @@ def wait_until(happens, said, seconds=PATIENCE):
 
 
 def variables(**more):
-    """Of the process's environment, for a program that has vLLM in it, on the CPU and without the network."""
+    """Environment variables for a program that imports vLLM, on the CPU and without the network."""
     return {**os.environ, "VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
             "PYTHONHASHSEED": "0", "PYTHONPATH": f"{PACKAGE}:{HERE}", **more}
 
 
 def free_ports(count):
-    """Ports that nobody listens at. Not from the range that the kernel gives to others, who may take one before it is
-    used; other tests that run meanwhile begin elsewhere (scratch/free_port.hpp does the same)."""
+    """Ports that nobody listens on. They are outside the kernel's ephemeral range, from which another process might
+    get them first; tests that run at the same time start elsewhere (tests/support/free_port.hpp does the same)."""
     found = []
     while len(found) < count:
         port = 20_000 + next(_of_this_process) % 12_000
@@ -71,8 +71,8 @@ def free_ports(count):
 
 
 def end_supervisor(state):
-    """The one that a server began: it outlives them, and would end by itself in ten minutes. It has a lock on what it
-    says of itself for as long as it lives."""
+    """The supervisor that a server started: it outlives the servers, and would end by itself in ten minutes. As
+    long as it lives it holds a lock on its notice."""
     with contextlib.suppress(FileNotFoundError), open(notice_of(state), encoding="utf-8") as notice:
         limit = time.monotonic() + END_SECONDS
         while not is_free(notice) and time.monotonic() < limit:
@@ -83,13 +83,13 @@ def end_supervisor(state):
 
 
 def notice_of(state):
-    """What a supervisor says of itself."""
+    """The notice of a supervisor."""
     return state / "troupe/vllm/supervisor"
 
 
 def supervisor_pid(state):
-    """Of the supervisor that said last where it listens, living or not; None: none has. Takes no lock: a supervisor
-    that begins at this moment would find it taken."""
+    """The notice of the supervisor that last said where it listens, dead or alive; None if there is none. Takes no
+    lock: a supervisor that starts at this moment would find it taken."""
     try:
         return json.loads(notice_of(state).read_text(encoding="utf-8"))["pid"]
     except (FileNotFoundError, ValueError):
@@ -105,7 +105,7 @@ def is_free(file):
 
 
 def end_of(log, lines):
-    """Without the test's own questions: there are many."""
+    """Without the test's own requests, which are many."""
     said = [line for line in log.read_text(errors="replace").splitlines() if '"GET /metrics ' not in line]
     return f"-- the end of {log}\n" + "\n".join(said[-lines:])
 
@@ -118,7 +118,7 @@ def popen(words, log, environment):
 
 
 class Process:
-    """A program in a session of its own, which ends with this object, and its descendants with it. `begin`: how."""
+    """A program in a session of its own, which ends with this object, as do its descendants. `begin`: starts it."""
 
     def __init__(self, name, words, folder, environment=None, begin=popen):
         self.name = name
@@ -135,7 +135,7 @@ class Process:
 
     @property
     def exit_code(self):
-        """None: it runs."""
+        """None while the process runs."""
         return self._process.poll()
 
     def tail(self, lines=25):
@@ -148,7 +148,7 @@ class Process:
 
     @contextlib.contextmanager
     def stopped(self):
-        """The program and its descendants stand still."""
+        """Stops the program and its descendants."""
         os.killpg(self._process.pid, signal.SIGSTOP)
         try:
             yield
@@ -162,7 +162,7 @@ class Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
                 break
-        with contextlib.suppress(ProcessLookupError):  # children that outlived it
+        with contextlib.suppress(ProcessLookupError):  # children that outlived the program
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def __enter__(self):
@@ -173,11 +173,11 @@ class Process:
 
 
 class Answering:
-    """What answers over HTTP: has a `name`, a `url` and, for who looks for a cause, the `tail` of a log."""
+    """A process that answers over HTTP: it has a `name`, a `url`, and the `tail` of a log to find causes."""
 
     @property
     def address(self):
-        """host:port, which the router's metrics name it by."""
+        """host:port, the name of the server in the router's metrics."""
         return self.url.removeprefix("http://")
 
     def complete(self, prompt, tokens):
@@ -186,7 +186,7 @@ class Answering:
             return json.load(answer)["choices"][0]["token_ids"]
 
     def stream(self, prompt, tokens):
-        """The same token by token, or by several at once. Lists of them."""
+        """The same as a stream, of single tokens or several at once. Yields lists of them."""
         with self._asked(prompt, tokens, stream=True) as answer:
             for line in answer:
                 data = line.removeprefix(b"data:").strip()
@@ -213,7 +213,7 @@ class Answering:
             raise Failed(f"{self.name} did not answer {len(prompt)} tokens: {error}\n{self.tail()}") from None
 
     def metric(self, name, **labels):
-        """The sum of a metric over the labels that are not given; 0 where there is none yet."""
+        """The sum of a metric over the labels that are not given; 0 if it does not exist yet."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=ASK_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
         given = [re.compile(rf'[{{,]{label}="{re.escape(value)}"') for label, value in labels.items()]
@@ -253,9 +253,9 @@ class Served(Process, Answering):
 
 def vllm(name, python, model, port, cores, folder, *, dtype="bfloat16", transfer=None, environment=None, more=(),
          forks=None):
-    """One vLLM server on the CPU, with a tensor-parallel rank on each of `cores`. `transfer`: its kv-transfer-config.
-    `more`: words of its command line, which hold against those before. `forks`: the ForkServer of `VLLM` that begins it;
-    without, it imports vLLM in each of its processes, as a user's does."""
+    """One vLLM server on the CPU, with a tensor-parallel rank on each of `cores`. `transfer`: its
+    kv-transfer-config. `more`: command line words that override those before. `forks`: the ForkServer of `VLLM`
+    that starts it; without one, the server imports vLLM in each of its processes, as a user's does."""
     words = ["--model", model, "--served-model-name", "tiny", "--skip-tokenizer-init", "--enforce-eager", "--dtype", dtype,
              "--max-model-len", LONGEST, "--max-num-seqs", SEATS, "--block-size", 32, "--no-enable-prefix-caching",
              "--host", "127.0.0.1", "--port", port, "--tensor-parallel-size", len(cores)]

@@ -1,4 +1,4 @@
-"""Texts as people write and read them: strings and chats are asked for, and answered whole or piece by piece."""
+"""Texts as people write and read them: strings and chats, answered whole or piece by piece."""
 import json
 
 from clients import answer_of, asked_of
@@ -6,7 +6,7 @@ from servers import Failed
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 WISHES = {"model": "tiny", "temperature": 0, "ignore_eos": True}
-SAID = "Wer fährt nach Łódź? 二人と猫 🐈. " * 12  # of most characters a token is a part only
+SAID = "Wer fährt nach Łódź? 二人と猫 🐈. " * 12  # most characters take several tokens
 SHORT, LONG = 60, 1200  # tokens
 WRITTEN_TOO_SOON = 5
 
@@ -38,7 +38,7 @@ def pieces(server, path, tokens):
 
 
 def check_read(router, prefill):
-    """What two servers write is what one alone writes."""
+    """Two servers must write what one writes alone."""
     for path in (CHAT, COMPLETION):
         alone = whole(prefill, path, SHORT)
         for how, text in (("whole", whole(router, path, SHORT)), ("piece by piece", "".join(pieces(router, path, SHORT)))):
@@ -48,8 +48,8 @@ def check_read(router, prefill):
 
 
 def check_carried_on(router, prefill, decodes):
-    """Whoever writes a chat is killed in its middle, and another one goes on; that server. `decodes`: by server how it is
-    killed."""
+    """Kills the server that writes a chat in the middle; another one continues. Returns the killed server.
+    `decodes`: how to kill each server."""
     alone = whole(prefill, CHAT, LONG)
     for _ in range(WRITTEN_TOO_SOON):
         text, killed = "", None

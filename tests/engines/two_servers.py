@@ -1,5 +1,5 @@
-"""Two vLLM servers between which the KV cache of each prompt moves by Troupe, the prompts they are asked, and what every
-test of them begins and ends with."""
+"""Two vLLM servers between which Troupe moves the KV cache of each prompt, the prompts they are asked, and the
+common start and end of every test of them."""
 import argparse
 import contextlib
 import json
@@ -30,7 +30,7 @@ NOT_MOVED = re.compile("tokens were not (loaded|sent)")
 
 
 def prompts(count):
-    """Lengths around the edges of blocks, the longest one, and others between; the same with every run."""
+    """Lengths around the edges of blocks, the longest one, and others between; the same in every run."""
     chance = random.Random(19)
     lengths = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, LONGEST]
     lengths += [chance.randint(3, LONGEST) for _ in range(count)]
@@ -38,18 +38,18 @@ def prompts(count):
 
 
 def documented():
-    """The configuration of a server as docs/vllm.md has it."""
+    """The configuration of a server as docs/vllm.md shows it."""
     text = (HERE.parents[1] / "docs/vllm.md").read_text(encoding="utf-8")
     return json.loads(re.search(r"--kv-transfer-config '([^']*)'", text)[1])
 
 
 def shared_folder(asked, folder):
-    """Of what the tests of a build have in common: their results are beside each other."""
+    """The folder that the tests of a build share, beside which their results lie."""
     return folder.parent if asked.results else folder
 
 
 def model_in(place, python, kind):
-    """A model's folder in `place`, which is made once, and again if model.py has changed."""
+    """A model's folder in `place`, which is made once, and remade if model.py has changed."""
     program = HERE / "model.py"
     model = place / f"model-{kind}-{zlib.crc32(program.read_bytes()):08x}"
     if not model.exists():
@@ -61,7 +61,7 @@ def model_in(place, python, kind):
 
 
 def beside(transfer, folder):
-    """The configuration of a server whose caches another connector of vLLM keeps in files, too."""
+    """The configuration of a server whose caches another connector of vLLM also keeps in files."""
     files = {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
              "kv_connector_extra_config": {"shared_storage_path": str(folder)}}
     return {"kv_connector": "MultiConnector", "kv_role": transfer["kv_role"],
@@ -69,10 +69,11 @@ def beside(transfer, folder):
 
 
 class Pair:
-    """The two servers, and the proxy before them."""
+    """The two servers, and the proxy in front of them."""
 
     def __init__(self, python, asked, folder, stack, **of_decode):
-        """`of_decode`: of the decode server's kv-transfer-config, beside what the documentation says."""
+        """`of_decode`: settings for the decode server's kv-transfer-config, in addition to those in the
+        documentation."""
         self._python, self._folder, self._stack = python, folder, stack
         cores = sorted(os.sched_getaffinity(0))
         *ports, proxy = free_ports(3)
@@ -86,11 +87,13 @@ class Pair:
                "TROUPE_TEST_FLIP": str(self.flip)}
 
         self._own = own
-        # All that a user configures: the first of the two begins the supervisor, and they find each other.
+        # This is all that a user configures: the first server starts the supervisor, and the servers find each
+        # other.
         transfer = {**documented(), "kv_connector": "FlippingConnector", "kv_connector_module_path": "flipping_connector"}
         roles = {"prefill": {}, "decode": {}}
         self.pushes, self.beside = asked.push, asked.beside
-        # Texts of requests that are computed together, too; vLLM's kernels of latents differ by more than float32's last bits.
+        # Whether even requests that are computed together have equal texts; vLLM's kernels of latents differ by
+        # more than float32's last bits.
         self.exact = asked.dtype == "float32" and asked.model != "latents"
         if self.pushes:
             transfer["kv_connector_extra_config"] = {"read_mode": False}
@@ -127,7 +130,7 @@ class Pair:
             server.wait_until_up()
 
     def begin_again(self, name, meanwhile=lambda: None):
-        """In place of a server that was killed, whose log stays. `meanwhile`: what is done until it is up."""
+        """Replaces a killed server, whose log stays. `meanwhile`: called until the replacement is up."""
         log = getattr(self, name).log
         log.rename(log.with_name(f"{name}.killed.log"))
         setattr(self, name, self._begin(name))
@@ -135,7 +138,7 @@ class Pair:
         getattr(self, name).wait_until_up()
 
     def begin_router(self, name="router", port=None):
-        """It finds the servers by itself."""
+        """A `troupe router`, which finds the servers by itself."""
         if port is None:
             [port] = free_ports(1)
         router = self._start(Served(name, port, [self._python, "-m", "troupe.router", "--port", port], self._folder,
@@ -146,11 +149,11 @@ class Pair:
         return router
 
     def supervisor_pid(self):
-        """Of the one that listens, or listened last."""
+        """The notice of the supervisor that listens, or listened last."""
         return supervisor_pid(self.state)
 
     def begin_vllm_router(self, connector="nixl"):
-        """vLLM's own, which takes both for servers with that connector. MoRIIO's register with it."""
+        """vLLM's own router, which takes both for servers with that connector. MoRIIO's register with it."""
         port, prometheus = free_ports(2)
         packages = next((environment.environment("vllm-router") / "lib").glob("python*/site-packages"))
         found = ["--prefill", self.prefill.url, "--decode", self.decode.url] if connector == "nixl" \
@@ -169,7 +172,7 @@ class Pair:
 
 
 def check_released(pair, seconds=SETTLE_SECONDS, what=""):
-    """No block stays taken at either side. `what`: is said before how long that took."""
+    """Waits until no block is taken at either side. `what` is printed before the time that this took."""
     began = time.monotonic()
     wait_until(lambda: not any(pair.usage().values()),
                lambda: f"{what}no block is taken, but {pair.usage()}\n{pair.prefill.tail()}\n{pair.decode.tail()}",
@@ -178,7 +181,7 @@ def check_released(pair, seconds=SETTLE_SECONDS, what=""):
 
 
 class Clock:
-    """Says how long something took since the test began."""
+    """Prints how long something took since the test began."""
 
     def __init__(self):
         self._began = time.monotonic()
@@ -188,7 +191,7 @@ class Clock:
 
 
 def engines_python():
-    """Of the environment that has vLLM. What this process starts finds what was compiled beside it."""
+    """The Python environment that has vLLM. Processes started here find the compiled files beside it."""
     where = environment.environment("engines")
     os.environ.update(environment.variables(where))
     return where / "bin/python"
@@ -205,7 +208,7 @@ def parser(description):
 
 
 def judge(run, asked):
-    """The exit status of a test: `run(asked, folder, stack)` raises what it finds wrong."""
+    """The exit status of a test: `run(asked, folder, stack)` raises when it finds a defect."""
     with contextlib.ExitStack() as stack:
         folder = asked.results or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -223,7 +226,7 @@ def judge(run, asked):
 
 
 def not_moved(folder):
-    """What the servers' logs say of caches that did not move: an answer of theirs does not say why."""
+    """What the servers' logs say of caches that did not move, since their answers give no reason."""
     for log in sorted(folder.glob("*.log")):
         with open(log, encoding="utf-8", errors="replace") as lines:
             yield from (f"{log.name}: {line.rstrip()}" for line in lines if NOT_MOVED.search(line))

@@ -1,5 +1,5 @@
-"""The worker's side of Troupe's vLLM connector without vLLM's servers: a prefill and a decode worker in this process,
-each with a cache as vLLM allocates one, and a real supervisor.
+"""The worker side of Troupe's vLLM connector without vLLM's servers: a prefill and a decode worker in this process,
+each with a cache as vLLM allocates it, and a real supervisor.
 
 Run by ctest, engines.vllm_worker, with the paths of the troupe command and of libtroupe.so.0.
 """
@@ -50,7 +50,7 @@ DIGEST = prompt_digest(range(70))
 
 
 def allocate(layers=None, heads=HEADS, block=BLOCK, dtype=torch.bfloat16):
-    """A cache as vLLM's CPU backend has it, by vLLM's own code, in which no two elements are equal bytes by chance."""
+    """A cache as vLLM's CPU backend makes it, by vLLM's own code, in which no two elements are equal by chance."""
     layers = LAYERS if layers is None else layers
     page = heads * block * 2 * DIM * 2
     spec = FullAttentionSpec(block_size=block, num_kv_heads=heads, head_size=DIM, dtype=dtype)
@@ -64,12 +64,12 @@ def allocate(layers=None, heads=HEADS, block=BLOCK, dtype=torch.bfloat16):
 
 
 def receive(name, source, blocks, prefix_tokens, digest, refused=""):
-    """Of all tokens of a source, into blocks of one group."""
+    """A hand-off of all tokens of a source, into blocks of one group."""
     return Receive(name, source, [blocks], source.tokens if source else 0, prefix_tokens, digest, refused)
 
 
 class Side:
-    """A worker, and what it said has ended."""
+    """A worker, and the transfers that it reported as ended."""
 
     def __init__(self, deployment, node, pushes=False):
         self.caches = allocate()
@@ -160,7 +160,7 @@ class Workers(TwoSides):
         self.decode.step(receives=[receive("r", source, [6], 0, DIGEST)])
         self.until(lambda: self.decode.loaded, "the load did not end")
         self.assertEqual(self.decode.failed, ["r"])
-        self.assertNotIn(source.transfer, self.prefill.sent)  # it is there for whoever asks rightly
+        self.assertNotIn(source.transfer, self.prefill.sent)  # the source is still there for a correct request
         right = HandOff(source.transfer, source.nodes, 20, prompt_digest([1, 2, 3]))
         self.decode.step(receives=[receive("again", right, [6], 0, right.digest)])
         self.until(lambda: source.transfer in self.prefill.sent, "the source did not go on")
@@ -173,7 +173,7 @@ class Workers(TwoSides):
         self.until(lambda: len(self.decode.loaded) >= 2, "the loads did not end")
         self.assertEqual(sorted(self.decode.loaded), ["first", "second"])
         own = {"first": [7, 8], "second": [9, 10]}
-        # The second one comes before the source has ended, and has it as well, or after that.
+        # The second request may come before the source has ended, and then gets it as well, or after that.
         self.assertIn(self.decode.failed, ([], ["second"]))
         for name in set(own) - set(self.decode.failed):
             for layer in LAYERS:
@@ -236,7 +236,7 @@ class Workers(TwoSides):
             self.call("query", "x")
 
     def call(self, method, payload):
-        """As a frontend, while the prefill side makes its steps."""
+        """Calls as a frontend would, while the prefill side steps."""
         with Cluster(file=self.deployment) as cluster, concurrent.futures.ThreadPoolExecutor(1) as pool:
             answer = pool.submit(cluster.call, "prefill-0", method, payload.encode(), timeout=PATIENCE)
             self.until(answer.done, "the call was not answered")
@@ -249,7 +249,7 @@ class Workers(TwoSides):
         self.decode.step(aborts=["r", "unknown"])
         self.until(lambda: self.decode.loaded, "the load was not given up")
         self.assertEqual((self.decode.loaded, self.decode.failed), (["r"], ["r"]))
-        self.assertIsNone(self.decode.worker.take_stats())  # whose client has left is no failure
+        self.assertIsNone(self.decode.worker.take_stats())  # a client that has left is no failure
 
     def test_an_order_that_raises_takes_no_other_along_and_ends_by_name(self):
         broken = unittest.mock.Mock(side_effect=RuntimeError("broken on purpose"))
@@ -312,7 +312,7 @@ class Workers(TwoSides):
             transfers.append(source.transfer)
             self.decode.step(receives=[receive(name, source, [number], 0, DIGEST)])
 
-        def told():  # the ends of what other tests left may come as well
+        def told():  # other tests' leftovers may end here as well
             return (sorted(name for name in self.decode.loaded if name in own),
                     sorted(name for name in self.prefill.sent if name in transfers))
 
@@ -325,7 +325,7 @@ class Workers(TwoSides):
 
 
 class HeldPrompts(unittest.TestCase):
-    """A cache that nobody has asked for is kept for eight seconds: longer than a busy machine stands still."""
+    """A cache that nobody requests is kept for eight seconds: longer than a busy machine stalls."""
 
     @classmethod
     def setUpClass(cls):
@@ -352,7 +352,7 @@ class HeldPrompts(unittest.TestCase):
 
     def test_what_waits_in_a_queue_is_kept_longer_than_what_nobody_wants(self):
         held, early = (new_transfer("prefill-0") for _ in range(2))
-        # One of them is asked for before it is there.
+        # One of them is requested before it exists.
         self.decode.step(holds=[HandOff(early, ("prefill-0",), BLOCK, DIGEST)])
         self.decode.step(holds=[self.send(held, 1)])
         self.send(early, 2)
@@ -374,7 +374,7 @@ class HeldPrompts(unittest.TestCase):
 
 
 class TellingAgain(unittest.TestCase):
-    """Who computed a prompt that nobody wants stands still, and is told later. Of a double of the engine."""
+    """An engine with a prompt that nobody wants is stopped, and is told later. Uses a double of the engine."""
 
     def setUp(self):
         self.said = []
@@ -430,7 +430,7 @@ class Joined(Side):
 
 
 class UnfitEngines(unittest.TestCase):
-    """One that differs in one thing, beside two that fit."""
+    """A worker that differs in one thing, next to two that fit."""
 
     @classmethod
     def setUpClass(cls):
@@ -462,7 +462,7 @@ class UnfitEngines(unittest.TestCase):
         return HandOff(transfer, (side.node,), tokens, DIGEST, lives=(side.worker.identity().incarnation,))
 
     def why(self, source, decode, *others):
-        """Why a load fails, while another one beside it does not."""
+        """Why a load fails, while another one at the same time does not."""
         sides = [self.prefill, self.decode, *others]
         good = self.offer(self.prefill, [7, 8], 60)
         decode.loaded, decode.failed = [], []
@@ -498,7 +498,7 @@ class UnfitEngines(unittest.TestCase):
         self.assertRegex(self.why(self.offer(alone), self.decode, alone), "engines.alone.0 is no member of the cluster")
 
     def test_a_transfer_of_a_former_life_fails_at_once(self):
-        """The engine that has come back under the name knows nothing of it, and might yet be told of it."""
+        """The engine that came back under the name knows nothing of it, and might yet be told of it."""
         former = self.join("returns")
         source = self.offer(former)
         former.worker.stop()
@@ -518,7 +518,7 @@ class UnfitEngines(unittest.TestCase):
 
 
 class EnginesOfAFile(unittest.TestCase):
-    """As on several machines: everybody has the deployment's file, which names none of the engines."""
+    """As on several machines: every process has the deployment file, which names none of the engines."""
 
     def test_join_its_open_stage_and_load_from_each_other(self):
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -554,7 +554,7 @@ edges:
 
 
 class Divided:
-    """An engine whose heads and layers are divided: a worker and a cache for each rank."""
+    """An engine with divided heads and layers: a worker and a cache for each rank."""
 
     MODEL_LAYERS = [f"layers.{number}" for number in range(4)]
 
@@ -578,7 +578,7 @@ class Divided:
         return self.MODEL_LAYERS[first:first + count]
 
     def heads_of(self, rank):
-        """Of the model; vLLM gives several ranks the same one where there are fewer heads than ranks."""
+        """The first head in the model; vLLM gives several ranks the same head if there are fewer heads than ranks."""
         rank, size = rank % self.ranks.size, self.ranks.size
         return [rank * HEADS // size] if size > HEADS else list(range(rank * HEADS // size, (rank + 1) * HEADS // size))
 
@@ -594,7 +594,7 @@ class Divided:
             self.failed += results.failed
 
     def fill(self, prompt, blocks):
-        """With what every rank has of a prompt's cache, [layer][block][head][...]."""
+        """Yields each rank's part of a prompt's cache, [layer][block][head][...]."""
         for rank, caches in enumerate(self.caches):
             for layer, cache in caches.items():
                 cache[blocks] = prompt[int(layer.split(".")[1])][:, self.heads_of(rank)]
@@ -613,14 +613,14 @@ class DividedEngines(unittest.TestCase):
         deployment.write_text(deployment_of(address))
         cls.enterClassContext(servers.Process(
             "supervisor", [TROUPE, "node", deployment, "--name", "supervisor"], folder))
-        # The model has two heads: four ranks have each of them twice.
+        # The model has two heads: with four ranks, two ranks hold each head.
         cls.engines = [Divided(f"t{size}p{parts}", Ranks(size, parts), address)
                        for size, parts in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))]
         for engine in cls.engines:
             cls.addClassCleanup(engine.stop)
 
     def load(self, prefill, decode):
-        """A prompt of three blocks, of which the decode side has the first one already."""
+        """A prompt of three blocks, of which the decode side already has the first."""
         prompt = torch.randint(0, 2**14, (len(prefill.MODEL_LAYERS), 3, HEADS, BLOCK, 2 * DIM), dtype=torch.int16)
         prompt = prompt.view(torch.bfloat16)
         source_blocks, own_blocks, tokens = [5, 39, 7], [30, 2, 11], 2 * BLOCK + 6
@@ -690,7 +690,7 @@ class Stats(unittest.TestCase):
         connector = troupe.vllm.TroupeConnector
         metrics = connector.build_prom_metrics(types.SimpleNamespace(kv_transfer_config=None), kinds, ["engine"],
                                                {0: ["0"], 1: ["1"]})
-        self.assertIs(KVConnectorFactory.get_connector_class_by_name("TroupeConnector"), connector)  # as MultiConnector asks
+        self.assertIs(KVConnectorFactory.get_connector_class_by_name("TroupeConnector"), connector)  # as MultiConnector does
         metrics.observe(stats.to_dict(), 1)
         for name, value in (("bytes_transferred_sum", 10 * 2**20), ("xfer_time_seconds_count", 10),
                             ("num_failed_transfers_total", 1), ("num_kv_expired_reqs_total", 1)):
@@ -725,7 +725,7 @@ class Layouts(unittest.TestCase):
 
         self.assertEqual(tables([3, 4], [0, 0, 9, 8], 4 * BLOCK), [(0, [6, 7, 8, 9]), (2 * BLOCK, [9, 8])])
         self.assertEqual(tables([3, 4], [0, 0, 9, 8], 2 * BLOCK + 5), [(0, [6, 7, 8]), (2 * BLOCK, [9])])
-        self.assertEqual(tables([3], [5, 0, 0], BLOCK), [(0, [6]), (0, [5])])  # none was left behind so early
+        self.assertEqual(tables([3], [5, 0, 0], BLOCK), [(0, [6]), (0, [5])])  # nothing was dropped that early
         self.assertEqual(tables([3], [0, 0], 2 * BLOCK), [(0, [6, 7]), (2 * BLOCK, [])])
         alone = describe_cache(caches, [Group(LAYERS, BLOCK, window=True)], packing="vec")
         (table,) = alone.blocks_of([[0, 0, 9, 8]], 4 * BLOCK)["groups"]
@@ -745,7 +745,8 @@ class Layouts(unittest.TestCase):
             describe_cache(caches, groups, packing="vec", share=Share(numbers=numbers, total_layers=6))
 
     def test_a_rank_that_has_all_layers_fits_one_that_has_some(self):
-        """Also in its fingerprint, by which they are placed together, and though vLLM names layers group by group."""
+        """The fingerprint, by which workers are placed together, agrees too, although vLLM names layers group by
+        group."""
         share = Share(numbers=numbers_of(LAYERS), total_layers=len(LAYERS))
         whole = describe_cache(allocate(), [Group([LAYERS[1]], BLOCK), Group([LAYERS[0], LAYERS[2]], BLOCK, window=True)],
                                packing="vec", share=share).layout
@@ -762,7 +763,7 @@ class Layouts(unittest.TestCase):
 
     def test_fewer_heads_than_ranks_are_each_of_several_ranks(self):
         share = Share(tp_size=4, kv_heads=2)
-        self.assertEqual((share.heads_of_model(1), share.heads_of_model(2)), (2, 8))  # a layer may have more than most
+        self.assertEqual((share.heads_of_model(1), share.heads_of_model(2)), (2, 8))  # a layer may have more heads
 
     def test_each_order_of_vllm_says_where_a_token_of_a_head_lies(self):
         """[layer][block][token][head] and the other orders of a GPU's cache, by vLLM's own code."""
@@ -807,7 +808,7 @@ class Layouts(unittest.TestCase):
 
 
 class Configurations(unittest.TestCase):
-    """What the connector takes from vLLM's configuration."""
+    """The settings that the connector takes from vLLM's configuration."""
 
     def share_of(self, layers, packing="vec", cache_dtype="auto", **parallel):
         model = types.SimpleNamespace(
@@ -836,7 +837,7 @@ class Configurations(unittest.TestCase):
         self.assertEqual(len(set(hashes)), 4)
 
     def refusal(self, *specs, **parallel):
-        """Of a model with a group of each of these."""
+        """The configuration of a model with a group of each of these."""
         groups = [KVCacheGroupSpec([f"layers.{place}"], spec) for place, spec in enumerate(specs)]
         with self.assertRaises(ValueError) as raised:
             troupe.vllm._check_supported(
@@ -906,7 +907,7 @@ class Pushing(TwoSides):
         return not self.decode.caches[name].view(torch.int16).any()
 
     def told(self):
-        """How often the prefill said that its blocks are free."""
+        """How often the prefill reported that its blocks are free."""
         return sum(name in (self.transfer, self.request) for name in self.prefill.sent)
 
     def ended(self, what):
@@ -955,7 +956,7 @@ class Pushing(TwoSides):
         self.assert_loaded()
 
     def test_a_layer_that_nobody_named_is_there_with_the_seal(self):
-        """A whole graph of a GPU calls for none."""
+        """A whole graph of a GPU calls for no layer."""
         self.ask()
         self.begin(3, self.TOKENS)
         self.compute("layers.2", "nothing of ours")
@@ -967,7 +968,7 @@ class Pushing(TwoSides):
         self.begin()
         self.compute()
         self.prefill.step(drops=[Drop("", self.transfer)])
-        self.compute()  # of the step that was under way
+        self.compute()  # completes the step in progress
         self.ended("the load did not end")
         self.assertEqual((self.decode.failed, self.told()), (["r"], 1))
         self.prefill.step(chunks=[Chunk(self.transfer, [], self.TOKENS, self.TOKENS)])
@@ -981,7 +982,7 @@ class Pushing(TwoSides):
 
     @staticmethod
     def overloaded(times):
-        """Engines refuse the next sends."""
+        """Makes engines refuse the next sends."""
         send, left = Engine.send, iter(range(times))
 
         def refuse(engine, *arguments, **named):
@@ -1002,7 +1003,7 @@ class Pushing(TwoSides):
         self.compute()
         self.seal()
         self.assertEqual(self.told(), 1)
-        self.ask()  # of a router that asks for it afterwards
+        self.ask()  # from a router that asks for it afterwards
         self.until(lambda: len(self.decode.failed) == 2, "the second load did not end")
 
     def test_a_load_that_is_given_up_ends_the_transfer(self):
@@ -1014,7 +1015,7 @@ class Pushing(TwoSides):
         pushed = self.prefill.worker._pushed
         self.until(lambda: self.decode.loaded and pushed[self.transfer] is None, "the transfer did not end")
         self.compute()
-        self.assertEqual(self.told(), 0)  # which ranks would hear at different times
+        self.assertEqual(self.told(), 0)  # since ranks would hear at different times
         self.seal()
         self.assertEqual((self.decode.failed, self.told(), pushed), (["r"], 1, {}))
 
@@ -1056,7 +1057,7 @@ class Pushing(TwoSides):
 
 
 class Registrations(unittest.TestCase):
-    """What a proxy for MoRIIO's connector hears."""
+    """The notifications that a proxy for MoRIIO's connector receives."""
 
     def setUp(self):
         self.enterContext(unittest.mock.patch("troupe.vllm.proxy.PERIOD", 0.1))
@@ -1068,7 +1069,7 @@ class Registrations(unittest.TestCase):
         router = self.enterContext(self.context.socket(zmq.ROUTER))
         router.linger = 0
         limit = time.monotonic() + PATIENCE
-        while True:  # one that was closed gives its port back a moment later
+        while True:  # a closed socket frees its port a moment later
             try:
                 router.bind(f"tcp://127.0.0.1:{self.port}")
                 return router
@@ -1245,6 +1246,6 @@ class Places(unittest.TestCase):
 
 if __name__ == "__main__":
     TROUPE, os.environ["TROUPE_LIBRARY"] = sys.argv[1:3]
-    with tempfile.TemporaryDirectory() as own:  # supervisors leave what they know of their clusters
+    with tempfile.TemporaryDirectory() as own:  # supervisors leave state files of their clusters
         os.environ["XDG_STATE_HOME"] = own
         unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)

@@ -1,14 +1,14 @@
-"""Virtual environments of Python with what a lock file beside this one pins. Each is made once, from the package index, and
-kept outside the checkout.
+"""Virtual environments of Python with the packages that a lock file beside this one pins. Each is made once, from
+the package index, and kept outside the checkout.
 
     environment.py NAME                      prints the path of the Python of NAME.lock
     environment.py NAME SCRIPT ARGUMENT...   runs a script with it
 
 Exit status 77: the package index cannot be reached.
 
-It is ${XDG_CACHE_HOME:-~/.cache}/troupe/NAME-HASH, where HASH is of the lock file. One of another lock file that has not
-been used for a week is removed. A line `# behind: OTHER` of a lock file makes the packages of OTHER.lock those that are
-found where its own lack one.
+The environment is ${XDG_CACHE_HOME:-~/.cache}/troupe/NAME-HASH, where HASH is that of the lock file. An environment
+of another lock file that has not been used for a week is removed. A line `# behind: OTHER` in a lock file adds the
+packages of OTHER.lock, which are found where its own packages do not provide one.
 """
 import fcntl
 import hashlib
@@ -30,7 +30,7 @@ WEEK = 7 * 24 * 3600
 
 
 class Failed(Exception):
-    """The environment could not be made; says why."""
+    """The environment could not be made; the message says why."""
 
 
 class Unreachable(Failed):
@@ -58,7 +58,7 @@ def index_url():
 
 
 def check_index(url):
-    """Raises Unreachable unless the index answers, even if only with a refusal."""
+    """Raises Unreachable unless the index answers, even with a refusal."""
     name = urllib.parse.urlsplit(url).hostname
     try:
         with urllib.request.urlopen(f"{url}/uv/", timeout=20):
@@ -73,7 +73,7 @@ def check_index(url):
 
 
 def install_all(lock_file, folder, url):
-    """By uv where it is pinned, too: it downloads and unpacks several packages at once."""
+    """Uses uv if it is pinned: it downloads and unpacks several packages at once."""
     python = folder / "bin/python"
     by_pip = (python, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "-r")
     pins = [pin for pin in lock_file.read_text().splitlines() if pin.startswith("uv==")]
@@ -98,7 +98,7 @@ def install(lock_file, folder):
         run(PYTHON, "-m", "venv", folder)
         install_all(lock_file, folder, url)
     except Failed:
-        check_index(url)  # it may have been lost meanwhile
+        check_index(url)  # the connection may have been lost meanwhile
         raise
 
 
@@ -107,7 +107,7 @@ def packages_of(folder):
 
 
 def put_behind(lock_file, folder):
-    """What it names may be another environment since it was used last."""
+    """The environment that it names may have changed since the last use."""
     for line in lock_file.read_text().splitlines():
         if line.startswith("# behind: "):
             other = environment(line.removeprefix("# behind: "))
@@ -119,12 +119,12 @@ def remove_old(home, name, but):
         try:
             if folder != but and folder.is_dir() and time.time() - (folder / "used").stat().st_mtime > WEEK:
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # it is being made, or somebody else removes it
+        except OSError:  # it is being made, or another process removes it
             continue
 
 
 def environment(name):
-    """The folder of the environment, which is made if it is not there. Two that want it make it once."""
+    """The folder of the environment, which is made if it does not exist. Concurrent callers make it once."""
     lock_file = HERE / f"{name}.lock"
     home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "troupe"
     home.mkdir(parents=True, exist_ok=True)
@@ -145,8 +145,9 @@ def environment(name):
 
 
 def variables(folder):
-    """The process's, for programs of an environment: what Python compiles is kept beside it, not in a checkout, and
-    whatever the process was told. Without, each process that imports vLLM compiles for half a minute."""
+    """Returns the process's environment, changed for programs of a virtual environment: Python keeps compiled files
+    beside the virtual environment, not in a checkout, whatever the process was told. Otherwise each process that
+    imports vLLM compiles for half a minute."""
     return {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
 
 

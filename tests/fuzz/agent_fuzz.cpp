@@ -8,8 +8,8 @@
 #include "troupe/io/descriptor.hpp"
 #include "troupe/io/wire.hpp"
 
-// What a one-sided agent decodes: descriptors, messages of the connection, frames of links. What was
-// accepted is what would be sent.
+// What a one-sided agent decodes: descriptors, messages of the connection, frames of links.
+// Accepted input must encode to the same bytes.
 namespace io = troupe::io;
 
 namespace {
@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto said = io::descriptor::decode(bytes)) must_equal(said->encode(), bytes);
   if (const auto said = io::decode_control(bytes)) {
     const auto again = io::encode(*said);
-    // A sentence that is too long is cut, and a list of GPUs likewise.
+    // A sentence that is too long is cut, as is a list of GPUs.
     if (const auto back = io::decode_control(std::span{again}.subspan(4)); !back) std::abort();
   }
   if (const auto said = io::decode_frame(bytes)) {

@@ -1,5 +1,5 @@
-// Bytes of a stranger, in pieces as they come, never prove anything and never make an end say more than
-// it was told, nor read more than it asked for.
+// A stranger's bytes, arriving in pieces, never prove anything, never make an end send more than it
+// was told to, and never make it read more than it asked for.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ void listen_to(door_handshake::role who, door_security::mode how, std::span<cons
   static const door_key key = door_key_of("a secret that the fuzzer does not find");
   door_nonce nonce{};
   nonce.fill(std::byte{7});
-  // The port that a HELLO asks for, so that what follows it is heard.
+  // The port that a HELLO asks for, so that the bytes after it are processed.
   const std::uint16_t port =
       said.size() < 14 ? 7400
                        : static_cast<std::uint16_t>(std::to_integer<unsigned>(said[12]) |

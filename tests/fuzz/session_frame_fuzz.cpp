@@ -1,4 +1,4 @@
-// A frame that decodes is the frame that its message encodes to; one that does not says why.
+// A frame that decodes equals the encoding of its message; a frame that does not gives the reason.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

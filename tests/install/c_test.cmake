@@ -1,5 +1,6 @@
-# A project in C is configured and built against the installation at WORK/moved, by CMake's package, which then looks for
-# no other, and by pkg-config; what it is linked to is the library that was installed, by the name that lasts. Run by ctest.
+# Configures and builds a C project against the installation at WORK/moved, with CMake's package, which must then
+# look for no other one, and with pkg-config. The project must link to the installed library, by its permanent name.
+# Run by ctest.
 
 cmake_minimum_required(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/must.cmake")
@@ -31,6 +32,6 @@ must("${pkg_config}" --cflags --libs troupe)
 string(STRIP "${said}" flags)
 separate_arguments(flags UNIX_COMMAND "${flags}")
 must(cc -std=c11 -Wall -Wextra -Werror -pedantic "${PAIR}" -o "${WORK}/c/by_pkg_config" ${flags})
-# It runs: without arguments it says how it is used.
+# It runs: without arguments it prints its usage.
 must_fail_saying("usage: pair FILE NAME" "${CMAKE_COMMAND}" -E env "LD_LIBRARY_PATH=${WORK}/moved/lib"
                  "${WORK}/c/by_pkg_config")

@@ -1,12 +1,13 @@
-# Each component of the installation at WORK/moved is found where only the packages that it needs are, and one that
-# cannot be had says why. Run by ctest.
+# Each component of the installation at WORK/moved is found if only the packages that it needs are there, and a
+# component that is not available says why. Run by ctest.
 
 cmake_minimum_required(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/must.cmake")
 
 set(project "${CMAKE_CURRENT_LIST_DIR}/components")
 
-# look(<folder> <missing packages> <arguments of find_package>...): `command` configures a project that asks so.
+# look(<folder> <missing packages> <arguments of find_package>...): puts the command that configures such a project
+# into `command`.
 function(look folder missing)
   file(REMOVE_RECURSE "${WORK}/${folder}")
   set(without)

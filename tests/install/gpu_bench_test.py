@@ -1,4 +1,5 @@
-"""`bench/run xgmi` configures its build where no package of the actors is, and no xxhash. Usage: gpu_bench_test.py RUN FOLDER"""
+"""`bench/run xgmi` configures its build without the packages of the actors and without xxhash. Usage:
+gpu_bench_test.py RUN FOLDER"""
 import contextlib
 import importlib.machinery
 import importlib.util
@@ -13,7 +14,7 @@ import unittest
 
 RUN, FOLDER = sys.argv[1], pathlib.Path(sys.argv[2])
 PACKAGES = ("CAF", "CLI11", "GTest", "OpenSSL", "benchmark", "nlohmann_json", "spdlog", "yaml-cpp")
-# CMake looks for the compilers of GPUs there as well.
+# CMake looks for GPU compilers in these places as well.
 HAS_GPU_COMPILER = any(map(shutil.which, ("hipcc", "nvcc", "/opt/rocm/bin/hipcc", "/usr/local/cuda/bin/nvcc")))
 
 
@@ -27,7 +28,7 @@ def loaded():
 
 class GpuBench(unittest.TestCase):
     def configured(self, build, hidden=()):
-        """What `bench/run xgmi` can build where some packages are not, and what it says of that."""
+        """What `bench/run xgmi` can build if some packages are missing, and what it reports."""
         tools = build / "hidden.cmake"
         tools.write_text("".join(f"set(CMAKE_DISABLE_FIND_PACKAGE_{package} ON)\n" for package in hidden)
                          + ("set(TROUPE_XXHASH_INCLUDE_DIR OFF)\n" if hidden else ""))
@@ -49,7 +50,7 @@ class GpuBench(unittest.TestCase):
             self.assertNotIn("prefix_index", known)
             if HAS_GPU_COMPILER:
                 self.assertIn("xgmi_bench", known)
-            # What is missing is named.
+            # The missing package is named.
             self.assertIn("yaml-cpp", said)
 
 

@@ -1,6 +1,6 @@
-# Installs BUILD into WORK/prefix, looks for what belongs there and what does not, and moves it to WORK/moved:
-# a package that names the place where it was made would be found only there. PUBLIC: the headers that are
-# installed, below troupe/. Run by ctest.
+# Installs BUILD into WORK/prefix, checks that it contains the right files and no others, and moves it to
+# WORK/moved: a package that names the place where it was made would be found only there. PUBLIC: the headers that
+# are installed, below troupe/. Run by ctest.
 
 cmake_minimum_required(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/must.cmake")

@@ -1,5 +1,5 @@
-# must(COMMAND...) runs it and leaves what it printed in `said`; must_fail_saying(SENTENCE COMMAND...) wants it to
-# fail, with that sentence in one line whatever the line breaks of its messages.
+# must(COMMAND...) runs the command and leaves its output in `said`. must_fail_saying(SENTENCE COMMAND...) requires
+# it to fail with that sentence, ignoring line breaks in its messages.
 
 function(must)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE said ERROR_VARIABLE said)

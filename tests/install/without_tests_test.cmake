@@ -1,5 +1,5 @@
-# The project at ROOT is configured for installation where no package of the tests is, and without CAF for
-# `transport` alone. Run by ctest.
+# Configures the project at ROOT for installation without the packages of the tests, and `transport` alone also
+# without CAF. Run by ctest.
 
 cmake_minimum_required(VERSION 3.25)
 include("${CMAKE_CURRENT_LIST_DIR}/must.cmake")
@@ -20,7 +20,7 @@ configure(by_the_usual_option "GTest;benchmark" -DBUILD_TESTING=OFF)
 configure(bare "GTest;benchmark;CAF;spdlog;nlohmann_json;CLI11;yaml-cpp;OpenSSL" -DBUILD_TESTING=OFF
           -DTROUPE_BUILD_CONFIG=OFF)
 
-# What was not built is not found, and the reason is said.
+# A component that was not built is not found, and the reason is given.
 must_fail_saying(
   "Troupe's component 'config' is not in this installation, which was built with kvcache, transport only"
   "${CMAKE_COMMAND}" -S "${CMAKE_CURRENT_LIST_DIR}/components" -B "${WORK}/not_built" -G "${GENERATOR}"

@@ -21,7 +21,7 @@ namespace troupe::io {
 
 using namespace std::chrono_literals;
 
-/// A time-out that no busy machine lets pass within a test.
+/// A time-out that must not fire: even a busy machine ends a test sooner.
 inline const std::chrono::milliseconds long_time{10 * testing::wait_limit};
 
 inline std::vector<std::byte> bytes_of(std::string_view text) {
@@ -58,7 +58,7 @@ inline std::vector<way> all_ways() {
   return all;
 }
 
-/// One agent with one memory that it owns, whose bytes a poisoned guard surrounds.
+/// One agent with one memory of its own, with a poisoned guard around its bytes.
 struct agent_node {
   static constexpr std::size_t size = std::size_t{4} << 20;
   static constexpr std::size_t guard = 4096;
@@ -116,7 +116,7 @@ struct agent_pair {
     a_of_b = b.self->add_peer(a.self->describe().value()).value();
   }
 
-  /// Drives both agents until `done`. False: it never was.
+  /// Drives both agents until `done` returns true. Returns false if it never does.
   bool until(const std::function<bool()>& done) const {
     for (const auto last = testing::end_of_wait(); !done();) {
       if (std::chrono::steady_clock::now() > last) return false;
@@ -129,7 +129,7 @@ struct agent_pair {
     return true;
   }
   bool connected() {
-    // A polled agent waits for nobody: both are driven here.
+    // A polled agent makes progress only when driven, so this drives both.
     return until([&] { return a.self->connect(b_of_a, 0ms).has_value(); });
   }
   status ended(const agent_node& at, transfer_handle which) const {
@@ -140,7 +140,7 @@ struct agent_pair {
         << which.value << " did not end";
     return at.self->status_of(which).value_or(status{});
   }
-  /// Blocks of one size from the beginning of `a`'s memory to or from that of `b`'s.
+  /// A transfer of blocks of one size between the beginnings of `a`'s and `b`'s memory.
   transfer_handle make_blocks(transport::direction dir, std::uint64_t count, std::uint64_t length,
                               merge_entries merge = merge_entries::no) {
     std::vector<piece> local;
@@ -156,7 +156,7 @@ struct agent_pair {
     EXPECT_TRUE(a.self->release(to));
     return made;
   }
-  /// Everything that has come to `at`.
+  /// All notices that arrive at `at`, until there are `count`.
   std::vector<std::string> notices(const agent_node& at, std::size_t count) const {
     std::vector<std::string> all;
     EXPECT_TRUE(until([&] {

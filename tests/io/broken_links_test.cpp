@@ -1,7 +1,7 @@
 #include "agents.hpp"
 #include "broken_sockets.hpp"
 
-// Links that break while both agents live, and go on hearing of each other.
+// Links that break while both agents live on and still hear of each other.
 namespace troupe::io {
 
 using transport::direction;
@@ -59,7 +59,8 @@ TEST(broken_links_test, room_is_found_again_that_became_free_while_there_was_no_
   ASSERT_TRUE(p.until([&] { return unread(p.b) == room; }));
   break_link(p);
   EXPECT_EQ(p.notices(p.b, room).size(), room);
-  // Nobody tells: there is no link. Whoever is refused makes one, to hear of it.
+  // Without a link nothing announces that there is room again. A refused `notify` makes a link,
+  // over which the agent hears of it.
   ASSERT_TRUE(p.until([&] { return p.a.self->notify(p.b_of_a, bytes_of("again")).has_value(); }));
   EXPECT_EQ(p.notices(p.b, 1), std::vector<std::string>{"again"});
 }
@@ -72,7 +73,7 @@ TEST(broken_links_test, notices_that_may_be_lost_with_a_link_are_told_of) {
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(p.a.self->notify(p.b_of_a, bytes_of("n")));
     break_link(p);
     came = p.a.self->take(10);
-    return !came.empty();  // the peer's count, which it says of a new link, may have been faster
+    return !came.empty();  // the peer reports its count over a new link, which may have come first
   }));
   ASSERT_EQ(came.size(), 1U);
   EXPECT_EQ(came.front().what, event_kind::notices_lost);

@@ -9,8 +9,8 @@
 
 namespace troupe::io {
 
-/// Breaks the connections that this process has from or to a port of its own, as a network may. Returns
-/// how many ends there were.
+/// Breaks the connections that this process has from or to one of its own ports, as a network may.
+/// Returns the number of ends.
 inline int break_sockets(std::uint16_t port) {
   const auto is_there = [port](int fd, auto* name_of) {
     sockaddr_in at{};
@@ -26,7 +26,7 @@ inline int break_sockets(std::uint16_t port) {
   int broken = 0;
   for (const auto& one : std::filesystem::directory_iterator{"/proc/self/fd"}) {
     const int fd = std::stoi(one.path().filename().string());
-    if (!is_connected(fd)) continue;  // whoever listens goes on
+    if (!is_connected(fd)) continue;  // listening sockets stay
     if (!is_there(fd, &::getsockname) && !is_there(fd, &::getpeername)) continue;
     ::shutdown(fd, SHUT_RDWR);
     ++broken;

@@ -21,7 +21,7 @@ std::size_t open_descriptors() {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// A listener that takes connections and never says a word, and a descriptor that leads to it.
+/// A listener that accepts connections and stays silent, and a descriptor that leads to it.
 struct silent_listener {
   explicit silent_listener(const agent_node& looks_like) {
     fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -73,7 +73,7 @@ TEST_P(agents_test, a_cancelled_transfer_is_at_rest_and_the_others_go_on) {
       for (std::size_t i = 0; i < 32; ++i) {
         ASSERT_EQ(p.a.memory[i * 65'536 + 100], std::byte{0x44}) << "a read landed later";
       }
-      EXPECT_TRUE(p.a.self->cancel(out));  // it has ended
+      EXPECT_TRUE(p.a.self->cancel(out));  // the transfer has ended
       EXPECT_TRUE(p.a.self->release(out));
       EXPECT_TRUE(p.a.self->release(other));
     }
@@ -137,7 +137,7 @@ TEST_P(agents_test, a_removed_peer_is_forgotten_with_its_transfers) {
   EXPECT_EQ(code_of(p.a.self->post(out, {}, 0ms)), errc::not_found);
   EXPECT_EQ(code_of(p.a.self->remove_peer(p.b_of_a)), errc::not_found);
   EXPECT_EQ(code_of(p.a.self->connect(p.b_of_a, 0ms)), errc::not_found);
-  // And can be added again.
+  // The peer can be added again.
   p.b_of_a = p.a.self->add_peer(p.b.self->describe().value()).value();
   const auto again = p.make_blocks(direction::write, 1, 64);
   ASSERT_TRUE(p.a.self->post(again, {}, 0ms));
@@ -231,7 +231,8 @@ TEST(agent_ends_test, a_notice_to_a_peer_that_no_backend_reaches_is_told_of) {
   EXPECT_EQ(came.front().why->code, errc::backend_unavailable) << to_string(*came.front().why);
 }
 
-// Over shm a transfer is done as soon as its bytes are there, and its notice is in the peer's ring.
+// Over shm a transfer is done once its bytes have landed; its notice is then still in the peer's
+// ring.
 TEST(agent_ends_test, the_last_notice_of_an_agent_that_ends_is_delivered) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "polled agents are not among `all_ways` here";
@@ -283,7 +284,7 @@ TEST_P(agents_test, an_agent_that_ends_takes_its_memory_back_and_its_peers_hear_
       return a.self->status_of(out)->now != state::active;
     }));
     ASSERT_EQ(a.self->status_of(out)->now, state::done);
-    // A reader is at work as it ends.
+    // A reader is busy when the agent ends.
     ASSERT_TRUE(a.self->post(out, {}, 0ms));
   }
   std::memset(memory.data(), 0x77, memory.size());

@@ -80,7 +80,7 @@ TEST_P(agent_faults, a_peer_of_another_process_is_written_and_read) {
 }
 
 TEST_P(agent_faults, a_killed_peer_is_lost_at_once_and_its_transfers_say_so) {
-  agent_node a{"a", GetParam()};  // whose silence is long
+  agent_node a{"a", GetParam()};  // with a long peer silence
   peer_child other{"b", kind(), 0, "serve"};
   const auto [who, over] = join(a, other);
   ASSERT_EQ(end_of(a, move_all(a, over, direction::write)).now, state::done);
@@ -112,18 +112,18 @@ TEST_P(agent_faults, a_stopped_peer_is_lost_after_its_silence_and_comes_back) {
   EXPECT_GE(std::chrono::steady_clock::now() - before, silence / 2);
   const auto end = end_of(a, held);
   if (GetParam().kind == transport::backend_kind::tcp) {
-    ASSERT_EQ(end.now, state::failed);  // nobody served it
+    ASSERT_EQ(end.now, state::failed);  // no peer served it
     EXPECT_EQ(end.why->code, errc::peer_lost) << to_string(*end.why);
     EXPECT_THAT(end.why->message, ::testing::HasSubstr("nothing was heard"));
   }
   other.go_on();
-  // It is the same life: the next transfers reach it again.
+  // The peer is the same incarnation: the next transfers reach it again.
   EXPECT_TRUE(testing::comes_true(
       [&] { return end_of(a, move_all(a, over, direction::write)).now == state::done; }));
 }
 
 TEST_P(agent_faults, a_transfer_to_a_stopped_peer_ends_by_its_deadline) {
-  agent_node a{"a", GetParam()};  // whose silence is long
+  agent_node a{"a", GetParam()};  // with a long peer silence
   peer_child other{"b", kind(), 0, "serve"};
   const auto over = join(a, other).over;
   ASSERT_EQ(end_of(a, move_all(a, over, direction::write)).now, state::done);
@@ -132,7 +132,7 @@ TEST_P(agent_faults, a_transfer_to_a_stopped_peer_ends_by_its_deadline) {
     const auto held =
         a.self->move(dir, over, std::vector<segment>{{0, 0, agent_node::size}}, {}, 200ms).value();
     const auto end = end_of(a, held);
-    if (GetParam().kind != transport::backend_kind::tcp) continue;  // it needs nobody at the peer
+    if (GetParam().kind != transport::backend_kind::tcp) continue;  // moves without the peer's help
     ASSERT_EQ(end.now, state::failed);
     EXPECT_EQ(end.why->code, errc::deadline) << to_string(*end.why);
     EXPECT_FALSE(end.bad_entries.empty());
@@ -173,7 +173,7 @@ TEST_P(agent_faults, memory_is_taken_back_from_a_peer_that_writes_and_from_one_t
     peer_child other{"b", kind(), 0, "write"};
     const auto described = other.descriptor();
     other.tell(a.self->describe(std::vector{lent}).value());
-    // It is at work once its bytes are here.
+    // The peer is in the middle of the transfer once these bytes are here.
     ASSERT_TRUE(testing::comes_true([&] {
       return *const_cast<volatile std::byte*>(part.data() + part.size() - 1) == std::byte{0xbb};
     }));
@@ -203,7 +203,8 @@ TEST_P(agent_faults, memory_is_not_free_while_a_stopped_peer_may_be_in_it) {
   if (first) {
     std::memset(a.memory.data(), 0x22, a.memory.size());
   } else {
-    // It stands still in the middle of a copy: its memory is taken back when it goes on, or ends.
+    // The peer stopped in the middle of a copy: its memory can be taken back only once it goes on
+    // or dies.
     EXPECT_EQ(first.error().code, errc::deadline) << to_string(first.error());
     other.go_on();
     const auto then = a.self->deregister(lent, long_time);

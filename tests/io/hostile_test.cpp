@@ -4,7 +4,7 @@
 #include "agents.hpp"
 #include "raw_peer.hpp"
 
-// Peers that have a descriptor, and do not keep to the protocol.
+// Peers that have a descriptor and violate the protocol.
 namespace troupe::io {
 
 using transport::direction;
@@ -26,7 +26,7 @@ bool holds(std::span<const std::byte> bytes, const agent_token& token) {
   return !std::ranges::search(bytes, token).empty();
 }
 
-/// A transfer of 64 bytes to the last memory that the peer has described.
+/// A transfer of 64 bytes to the memory that the peer described last.
 transfer_handle move_some(agent_node& a, peer_id to) {
   const auto number = a.self->remote_memories(to)->back().number;
   const auto over = a.self->session(a.kv, to, number).value();
@@ -38,7 +38,8 @@ status end_of(agent_node& a, transfer_handle which) {
   return a.self->status_of(which).value();
 }
 
-/// The next answer over the link; empty: it grants nothing. Counts come at any time.
+/// The grants in the next answer over the link; empty if it grants nothing. Skips counts, which may
+/// come at any time.
 std::optional<grants> next_grants(raw_link& link) {
   while (true) {
     const auto bytes = link.next();
@@ -70,7 +71,7 @@ TEST(hostile_test, nobody_greets_an_agent_as_that_agent) {
 
 TEST(hostile_test, whoever_has_greeted_introduces_itself_as_the_same) {
   agent_node b{"b", by_tcp};
-  // What it says of the agent itself would be believed by transfers between the agent's own memories.
+  // Transfers between the agent's own memories would trust what such a peer says.
   const auto own = b.self->add_peer(b.self->describe().value()).value();
   const auto before = b.self->remote_memories(own)->size();
   raw_dialer raw{described(b)};
@@ -111,7 +112,7 @@ TEST(hostile_test, lives_that_are_made_up_are_forgotten_with_their_events) {
   raw_dialer raw{described(b)};
   for (int round = 0; round < 40; ++round) {
     raw.self.life = incarnation{transport::random_id()};
-    // The one before may not have been missed yet.
+    // The agent may not have noticed yet that the previous peer is gone.
     ASSERT_TRUE(testing::comes_true([&] { return raw.enter(); }));
     raw.channel.reset();
   }
@@ -134,7 +135,8 @@ TEST(hostile_test, more_than_256_peers_use_one_agent) {
 }
 
 TEST(hostile_test, what_the_program_adds_counts_for_more_than_a_greeting) {
-  // One that knows the life alone, and one that has the whole descriptor and says that it lives elsewhere.
+  // One peer knows only the incarnation; another has the whole descriptor, but claims to live
+  // elsewhere.
   for (const bool knows_all : {false, true}) {
     const agent_node a{"a", by_tcp};
     agent_node b{"b", by_tcp};
@@ -149,7 +151,7 @@ TEST(hostile_test, what_the_program_adds_counts_for_more_than_a_greeting) {
   }
 }
 
-// -- whoever answers for an agent
+// -- impostors that answer for an agent
 
 TEST(hostile_test, whoever_does_not_prove_itself_gets_no_token) {
   agent_node a{"a", by_tcp};
@@ -195,7 +197,7 @@ TEST(hostile_test, grants_that_nobody_asked_for_are_not_kept) {
   link->send(grants_refused{1, {errc::internal, "no"}});
   EXPECT_EQ(end_of(a, sent).why->code, errc::internal);
   EXPECT_EQ(a.self->report().peers.front().grants, 0U);
-  // What was refused may be granted later: it is asked for again.
+  // A refused grant may be given later, so it is asked for again.
   const auto again = move_some(a, peer);
   EXPECT_EQ(link->next(), encode_frame(grant_wanted{1}));
   link->send(grants_refused{1, {errc::internal, "no"}});
@@ -223,12 +225,12 @@ TEST(hostile_test, a_backend_that_cannot_reach_a_memory_makes_room_for_the_next)
   // Notices may have been lost with the first link.
   ASSERT_EQ(second->next(), encode_frame(count_wanted{1}));
   ASSERT_EQ(second->next(), encode_frame(grant_wanted{1}));
-  // There is no other one: this refusal is the transfer's end.
+  // There is no other backend, so this refusal ends the transfer.
   second->send(grants_refused{1, {errc::backend_unavailable, "nor over this one"}});
   EXPECT_EQ(end_of(a, sent).why->code, errc::backend_unavailable);
 }
 
-// -- whoever is granted memory
+// -- peers that are granted memory
 
 TEST(hostile_test, whoever_asks_again_for_a_memory_is_told_the_grant_that_it_has) {
   const agent_node b{"b", by_tcp};
@@ -240,7 +242,7 @@ TEST(hostile_test, whoever_asks_again_for_a_memory_is_told_the_grant_that_it_has
   ASSERT_TRUE(given);
   EXPECT_EQ(given->memory, b.kv.value);
   for (int i = 0; i < 100; ++i) link->send(grant_wanted{b.kv.value});
-  // One thread answers, in the order of the questions: this answer is behind all others.
+  // One thread answers in the order of the requests, so this answer comes last.
   const auto last = raw.to.memories.front().number;
   ASSERT_NE(last, b.kv.value);
   link->send(grant_wanted{last});
@@ -266,7 +268,7 @@ TEST(hostile_test, a_count_says_which_question_it_answers) {
   };
   link->send(count_wanted{7});
   auto count = next_count();
-  if (count.answers == 0) count = next_count();  // the one that comes with the link
+  if (count.answers == 0) count = next_count();  // the count that comes with the link
   EXPECT_EQ(count.answers, 7U);
 }
 

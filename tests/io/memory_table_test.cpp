@@ -60,7 +60,7 @@ TEST(memory_table_test, a_region_leaves_with_the_last_memory_that_it_serves) {
   EXPECT_TRUE(t.table.let_leave(equal).empty());
   t.table.remove(equal);
   EXPECT_EQ(t.table.let_leave(across).size(), 3U);
-  const auto late = t.add(240, 20);  // touches one that leaves
+  const auto late = t.add(240, 20);  // touches a region that is being removed
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code, errc::overloaded);
   t.table.remove(across);

@@ -2,7 +2,7 @@
 
 #include "agents.hpp"
 
-// Memory: rights, overlaps, and what happens when it is taken back in the middle of transfers.
+// Memory: rights, overlaps, and deregistration in the middle of transfers.
 namespace troupe::io {
 
 using transport::access;
@@ -75,7 +75,7 @@ TEST_P(agents_test,
     for (const auto byte : part) ASSERT_EQ(byte, std::byte{0x11}) << "round " << round;
     EXPECT_TRUE(p.b.self->take_notices(10).empty());
   }
-  // What overlapped it goes on. (By address the one that was deregistered might be found.)
+  // The overlapping memory stays usable. (By address, the deregistered one might be found.)
   const auto kv = p.a.self->session(p.a.kv, p.b_of_a, p.b.kv.value).value();
   const auto out =
       p.a.self->move(direction::write, kv, std::vector<segment>{{0, 0, 4096}}, {}, 0ms);
@@ -143,7 +143,8 @@ TEST_P(agents_test, memories_that_overlap_are_taken_back_at_once) {
     EXPECT_TRUE(b.self->deregister(equal, long_time));
     other.join();
   }
-  // Its region went with the last of them: what is registered next starts afresh, alone.
+  // Its region went with the last memory in it, so the next registration starts a region of its
+  // own.
   const auto next = b.self->register_memory(std::span{memory}.last(4096), "next", access::read);
   ASSERT_TRUE(next) << to_string(next.error());
   const auto said = descriptor::decode(b.self->describe(std::vector{*next}).value()).value();
@@ -187,12 +188,12 @@ TEST_P(agents_test, by_address_the_memory_that_was_described_last_is_used) {
   learn();
   EXPECT_EQ(writes_there().now, state::done);
   ASSERT_TRUE(p.until([&] { return p.b.self->deregister(old, 0ms).has_value(); }));
-  // One that begins before the dead one, and is newer.
+  // A newer memory that begins before the dead one.
   const auto now =
       p.b.self->register_memory(p.b.memory.first(16'384), "now", access::write).value();
   learn();
   EXPECT_EQ(writes_there().now, state::done);
-  // Until the first refusal nobody knows that it is dead; then those that were there before serve.
+  // Until the first refusal the agent does not know that it is dead; then the older memories serve.
   ASSERT_TRUE(p.until([&] { return p.b.self->deregister(now, 0ms).has_value(); }));
   const auto refused = writes_there();
   ASSERT_EQ(refused.now, state::failed);

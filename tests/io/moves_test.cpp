@@ -2,7 +2,7 @@
 
 #include "agents.hpp"
 
-// Bytes move, over every backend.
+// Moves bytes over every backend.
 namespace troupe::io {
 
 INSTANTIATE_TEST_SUITE_P(every, agents_test, ::testing::ValuesIn(all_ways()), name_of);
@@ -101,7 +101,7 @@ TEST_P(agents_test, a_caller_that_waits_copies_what_the_processor_copies) {
     EXPECT_EQ(p.notices(p.b, 1), std::vector<std::string>{std::to_string(round)});
     ASSERT_EQ(std::memcmp(p.a.memory.data(), p.b.memory.data(), agent_node::size), 0);
   }
-  // Another thread may be telling of something else just then, and tells of the end as well.
+  // Another thread may be reporting something else just then, and then reports the end as well.
   if (GetParam().kind == transport::backend_kind::shm) {
     EXPECT_GE(at_once, 2);
   }

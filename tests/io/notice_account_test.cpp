@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-// How much of a peer's room is taken, from what the peer says and what is on its way.
+// How much of a peer's room is taken, from what the peer reports and what is in flight.
 namespace troupe::io {
 
 namespace {
@@ -48,7 +48,7 @@ TEST(notice_account_test, a_count_that_was_made_before_the_question_is_no_answer
   account.doubt();
   const auto asked = account.ask();
   ASSERT_TRUE(asked);
-  account.on_count(count_of(0, 0, 0));  // it was on its way
+  account.on_count(count_of(0, 0, 0));  // this count was already in flight
   EXPECT_EQ(account.handed().notices, 3U);
   EXPECT_FALSE(account.has_room_for(1));
   EXPECT_FALSE(account.ask()) << "the question is open";

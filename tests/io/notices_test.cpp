@@ -51,7 +51,7 @@ TEST_P(agents_test, who_is_not_read_is_not_flooded_and_goes_on_when_it_is) {
   std::size_t sent = 0;
   const auto out = p.make_blocks(direction::write, 1, 64);
   while (true) {
-    // Both ways of saying something count.
+    // Both ways of sending a notice count.
     const auto said = sent % 2 == 0 ? p.a.self->notify(p.b_of_a, bytes_of(std::to_string(sent)))
                                     : p.a.self->post(out, bytes_of(std::to_string(sent)), 0ms);
     if (!said) {
@@ -66,7 +66,7 @@ TEST_P(agents_test, who_is_not_read_is_not_flooded_and_goes_on_when_it_is) {
   }
   EXPECT_EQ(sent, room);
   EXPECT_EQ(p.notices(p.b, room).size(), room);
-  // The count of what was taken comes by itself.
+  // The count of taken notices comes without a request.
   ASSERT_TRUE(p.until([&] { return p.a.self->notify(p.b_of_a, bytes_of("again")).has_value(); }));
   EXPECT_EQ(p.notices(p.b, 1), std::vector<std::string>{"again"});
 }
@@ -116,7 +116,7 @@ TEST_P(agents_test, an_agent_s_own_notices_have_a_room_of_their_own) {
     return std::ranges::any_of(peers,
                                [](const peer_report& one) { return one.notices_unread == room; });
   }));
-  // What others have sent takes none of it.
+  // Room taken by notices of others is not this sender's.
   for (std::size_t i = 0; i < room; ++i) ASSERT_TRUE(p.b.self->notify(self, bytes_of("own")));
   EXPECT_EQ(code_of(p.b.self->notify(self, bytes_of("own"))), errc::overloaded);
   const auto over = p.b.self->session(p.b.kv, self, p.b.kv.value).value();
@@ -129,14 +129,14 @@ TEST_P(agents_test, an_agent_s_own_notices_have_a_room_of_their_own) {
 }
 
 TEST_P(agents_test, room_is_told_of_by_bytes_as_well) {
-  constexpr std::size_t bytes = std::size_t{1} << 20;  // the least
+  constexpr std::size_t bytes = std::size_t{1} << 20;  // the minimum
   agent_pair p{GetParam(), [](agent_options& o) { o.max_notice_bytes = bytes; }};
   ASSERT_TRUE(p.connected());
   const std::vector<std::byte> big(bytes / 16);
   for (int i = 0; i < 16; ++i) ASSERT_TRUE(p.a.self->notify(p.b_of_a, big));
   EXPECT_EQ(code_of(p.a.self->notify(p.b_of_a, big)), errc::overloaded);
   ASSERT_TRUE(p.until([&] { return p.b.self->report().peers.front().notices_unread == 16; }));
-  // Half of it, which is few notices of the 65,536 that there may be.
+  // Half of the room, although far fewer than the 65,536 notices allowed.
   EXPECT_EQ(p.b.self->take_notices(8).size(), 8U);
   EXPECT_TRUE(p.until([&] { return p.a.self->notify(p.b_of_a, big).has_value(); }));
 }

@@ -16,7 +16,7 @@
 
 namespace troupe::io {
 
-/// An agent in a process of its own (`peer_process.cpp`). It never outlives the object.
+/// An agent in a process of its own (`peer_process.cpp`), which never outlives this object.
 class peer_child {
  public:
   peer_child(const std::string& name, std::string_view backend, std::uint16_t port,
@@ -49,7 +49,7 @@ class peer_child {
   peer_child(const peer_child&) = delete;
   peer_child& operator=(const peer_child&) = delete;
 
-  /// The next line that it prints; empty when none came.
+  /// The next line that it prints; empty if none comes in time.
   std::string line() {
     const auto end = testing::end_of_wait();
     while (text_.find('\n') == std::string::npos) {
@@ -70,7 +70,7 @@ class peer_child {
     const auto text = hexadecimal(descriptor) + "\n";
     [[maybe_unused]] const auto sent = ::write(in_, text.data(), text.size());
   }
-  /// Stops it; when this returns, it stands still.
+  /// Stops the process; returns once it is stopped.
   void stop() const {
     ::kill(pid_, SIGSTOP);
     int status = 0;

@@ -2,9 +2,9 @@
 //
 //   io_peer NAME BACKEND PORT serve|write
 //
-// Prints its descriptor (hexadecimal, of one memory of 4 MiB), reads that of the test, and serves. `write`
-// also writes its whole memory of 0xbb into the test's first memory, again and again. Prints "failed CODE"
-// with the first transfer that fails. Ends with its input.
+// Prints its descriptor (hexadecimal, of one memory of 4 MiB), reads the test's descriptor, and
+// serves. `write` also writes its whole memory of 0xbb into the test's first memory, over and over.
+// Prints "failed CODE" for the first transfer that fails. Ends with its input.
 #include <atomic>
 #include <chrono>
 #include <cstring>

@@ -47,7 +47,7 @@ TEST(plans_test, a_pair_of_more_segments_than_a_transfer_has_is_refused_at_once)
   const described_memory wide{.number = 3,
                               .rights = transport::access::read_write,
                               .parts = {{region_id{4}, 0, 1 << 20, length}}};
-  // Each repetition of one is cut by the other: 2^30 segments, for which there is no memory.
+  // The repetitions of each list cut those of the other: 2^30 segments, more than memory holds.
   const auto twos = placed(wide, {{1 << 20, 2, 4, 3U << 28}});
   const auto threes = placed(wide, {{1 << 20, 3, 6, 2U << 28}});
   const auto made = pair_up(twos, {}, threes, {}, merge_entries::no);
@@ -153,7 +153,7 @@ TEST(plans_test, pairs_that_do_not_fit_are_refused_by_number) {
   EXPECT_FALSE(pair_up({}, {}, {}, {}, merge_entries::no));
 }
 
-// What the segments move is what a loop over the entries' bytes moves.
+// The segments must move the same bytes as a loop over the entries' bytes.
 TEST(plans_test, any_two_lists_move_the_bytes_that_they_name) {
   std::mt19937 random{42};  // NOLINT(cert-msc51-cpp): the same lists each time
   const auto below = [&](std::uint64_t n) { return random() % n; };
@@ -177,7 +177,7 @@ TEST(plans_test, any_two_lists_move_the_bytes_that_they_name) {
     const auto merge = below(2) == 0 ? merge_entries::yes : merge_entries::no;
     const auto made = pair_up(placed(a, from), {}, placed(b, to), {}, merge);
     ASSERT_TRUE(made) << made.error().message;
-    // Addresses here -> addresses there, of every byte.
+    // Source address -> destination address of every byte.
     std::vector<std::pair<std::uint64_t, std::uint64_t>> expected;
     const auto addresses = [](const entry& one) {
       std::vector<std::uint64_t> all;

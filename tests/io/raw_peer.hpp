@@ -26,10 +26,10 @@
 
 #include "waiting.hpp"
 
-/// Peers that say what a test likes, on the connection and over a link.
+/// Peers that say what a test wants, on the connection and over a link.
 namespace troupe::io {
 
-/// Messages over a connection that a door has let through, sent and read by the test's thread.
+/// Messages over a connection that a door has admitted, sent and read by the test's thread.
 class raw_channel {
  public:
   explicit raw_channel(int fd) : fd_{fd} {}
@@ -41,7 +41,8 @@ class raw_channel {
     const auto bytes = encode(said);
     [[maybe_unused]] const auto sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  /// The next message but pings, which are answered. Empty: the connection has ended, or none came.
+  /// The next message other than a ping; pings are answered. Empty if the connection has ended or
+  /// no message comes.
   std::optional<control_message> next() {
     for (const auto end = testing::end_of_wait(); std::chrono::steady_clock::now() < end;) {
       if (auto said = take(); said && std::holds_alternative<ping>(*said)) {
@@ -54,7 +55,7 @@ class raw_channel {
     }
     return std::nullopt;
   }
-  /// The next message, of this kind. Empty: another one came, or none.
+  /// The next message, if it is of this kind; else empty.
   template <class Message>
   std::optional<Message> next_of() {
     const auto said = next();
@@ -72,7 +73,7 @@ class raw_channel {
     in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(length_size + size));
     return said ? std::optional{std::move(*said)} : std::nullopt;
   }
-  /// False: the connection has ended.
+  /// Returns false if the connection has ended.
   bool read_some() {
     pollfd readable{fd_, POLLIN, 0};
     if (::poll(&readable, 1, 100) <= 0) return true;
@@ -99,7 +100,7 @@ class raw_link final : public transport::link_sink {
   void on_broken(troupe::error) override { broken = true; }
 
   void send(const link_frame& said) const { EXPECT_TRUE(wire->send_frame(encode_frame(said))); }
-  /// The bytes of the next frame; empty: none came.
+  /// The bytes of the next frame; empty if none comes.
   std::vector<std::byte> next() {
     std::vector<std::byte> found;
     EXPECT_TRUE(testing::comes_true([&] {
@@ -120,7 +121,7 @@ class raw_link final : public transport::link_sink {
   std::deque<std::vector<std::byte>> frames_;
 };
 
-/// What both raw ends have: a life, a descriptor of it, a door and an endpoint.
+/// What both raw ends have: an incarnation, its descriptor, a door and an endpoint.
 struct raw_node {
   raw_node() {
     self.life = incarnation{transport::random_id()};
@@ -130,7 +131,7 @@ struct raw_node {
     self.name = "raw";
     door = actors::door::create({}).value();
   }
-  /// Opens one end of a link to that life.
+  /// Opens one end of a link to that incarnation.
   std::shared_ptr<raw_link> open(transport::backend_kind kind, transport::link_role role,
                                  incarnation peer) {
     if (!place) {
@@ -163,7 +164,7 @@ struct raw_node {
 struct raw_dialer : raw_node {
   explicit raw_dialer(const descriptor& of) : to{of} {}
 
-  /// Connects, and greets as `self.life`. What the agent answers.
+  /// Connects, and greets as `self.life`. Returns the agent's answer.
   std::optional<control_message> greet() {
     channel.reset();
     std::promise<int> connected;
@@ -180,12 +181,12 @@ struct raw_dialer : raw_node {
     channel->send(mine);
     return channel->next();
   }
-  /// Introduces itself with this descriptor. What the agent answers.
+  /// Introduces itself with this descriptor. Returns the agent's answer.
   std::optional<control_message> introduce(const descriptor& as) {
     channel->send(introduction{as.encode()});
     return channel->next();
   }
-  /// Both. False: it was sent away.
+  /// Greets and introduces itself. Returns false if it was refused.
   bool enter() {
     const auto welcomed = greet();
     if (!welcomed || !std::holds_alternative<welcome>(*welcomed)) return false;
@@ -208,7 +209,7 @@ struct raw_dialer : raw_node {
   std::unique_ptr<raw_channel> channel;
 };
 
-/// Is dialled by an agent that has `described()`.
+/// Waits to be dialled by an agent that has `described()`.
 struct raw_acceptor : raw_node {
   raw_acceptor() {
     self.port = door->listen(self.host, 0,
@@ -224,7 +225,7 @@ struct raw_acceptor : raw_node {
   }
   raw_acceptor(const raw_acceptor&) = delete;
   raw_acceptor& operator=(const raw_acceptor&) = delete;
-  /// Takes the next connection, up to its greeting.
+  /// Accepts the next connection, up to its greeting.
   std::optional<hello> accept() {
     int fd = -1;
     EXPECT_TRUE(testing::comes_true([&] {
@@ -250,7 +251,7 @@ struct raw_acceptor : raw_node {
     mine.where = transport::host_identity::of_this_process();
     return mine;
   }
-  /// Lets the next agent in. False: it did not greet as it should.
+  /// Admits the next agent. Returns false if its greeting was wrong.
   bool let_in() {
     const auto said = accept();
     if (!said) return false;
@@ -259,7 +260,7 @@ struct raw_acceptor : raw_node {
     channel->send(accepted{.room = {64, std::size_t{1} << 20}, .received = {}, .taken = {}});
     return true;
   }
-  /// Makes the link that the agent wants next. Null: it wanted none.
+  /// Makes the link that the agent wants next; null if it wants none.
   std::shared_ptr<raw_link> link() {
     const auto wanted = channel->next_of<link_wanted>();
     if (!wanted) return nullptr;

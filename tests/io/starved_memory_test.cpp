@@ -1,4 +1,5 @@
-// Memory of an agent in a process whose allocations fail: registered whole, or as it was before.
+// Memory of an agent in a process whose allocations fail: it is registered completely, or nothing
+// changes.
 
 #include <fstream>
 #include <memory>
@@ -18,7 +19,7 @@ namespace {
 using transport::access;
 using troupe::testing::starve;
 
-/// Memory that has a file of its own.
+/// The number of mapped memory files.
 std::size_t files_mapped() {
   std::ifstream maps{"/proc/self/maps"};
   std::size_t count = 0;
@@ -36,7 +37,7 @@ class starved_agent : public ::testing::Test {
     return agent::create(std::move(options)).value();
   }();
 
-  /// What `call` returns once no allocation of it fails.
+  /// The result of `call` once none of its allocations fails.
   template <class Call>
   result<memory_id> unless_starved(Call&& call) {
     std::optional<result<memory_id>> got;

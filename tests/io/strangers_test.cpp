@@ -12,14 +12,14 @@
 #include "rude_host.hpp"
 #include "scratch_folder.hpp"
 
-// Descriptors and greetings that are wrong, forged, or of a former life.
+// Descriptors and greetings that are wrong, forged, or of a former incarnation.
 namespace troupe::io {
 
 using transport::direction;
 
 namespace {
 
-/// What a transfer to whom the descriptor describes ends with.
+/// The error that ends a transfer to the peer which the descriptor describes.
 troupe::error end_of_transfer(agent_node& a, const descriptor& forged) {
   const auto peer = a.self->add_peer(forged.encode());
   EXPECT_TRUE(peer) << to_string(peer.error());
@@ -51,7 +51,7 @@ TEST(strangers_test, a_forged_token_is_unauthorized_and_moves_nothing) {
   EXPECT_TRUE(b.self->take_notices(1).empty());
   EXPECT_EQ(b.memory[0], std::byte{0});
   EXPECT_TRUE(b.self->report().peers.empty());
-  // For good: what was wrong does not become right.
+  // The refusal is permanent: a wrong descriptor does not become right.
   const auto again = a.self->notify(a.self->report().peers.front().who, bytes_of("?"));
   EXPECT_EQ(code_of(again), errc::unauthorized);
 }
@@ -93,7 +93,7 @@ TEST(strangers_test, a_memory_that_was_never_registered_is_not_granted) {
 TEST(strangers_test, whoever_knows_one_memory_cannot_name_another) {
   agent_node a{"a", by_tcp};
   const agent_node b{"b", by_tcp};
-  // `b` has another one, which was registered before this one.
+  // `b` has another memory, registered before this one.
   auto forged = descriptor::decode(b.self->describe(std::vector{b.kv}).value()).value();
   for (const auto number : {b.kv.value - 1, b.kv.value + 1, std::uint64_t{1}}) {
     forged.memories = {{.number = number,
@@ -125,7 +125,7 @@ TEST(strangers_test, a_descriptor_of_ours_that_comes_back_changed_moves_nothing_
   EXPECT_EQ(end(a.kv, agent_node::size), errc::out_of_range);
   EXPECT_EQ(end(a.kv, agent_node::size + agent_node::guard), errc::out_of_range);
   EXPECT_EQ(end(read_only, 0), errc::unauthorized);
-  // By address the forged one may be found as well.
+  // A transfer by address may find the forged memory as well.
   const std::vector<entry> beyond{{a.address(agent_node::size), 64}};
   const auto there = a.self->prepare(self, beyond).value();
   const auto here = a.self->prepare(std::vector<piece>{{a.kv, 0, 64}}).value();

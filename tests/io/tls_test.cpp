@@ -7,7 +7,7 @@
 #include "agents.hpp"
 #include "scratch_folder.hpp"
 
-// Agents of one authority, who encrypt what they say to each other.
+// Agents of one authority, which encrypt their messages.
 namespace troupe::io {
 
 using transport::direction;

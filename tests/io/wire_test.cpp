@@ -102,7 +102,7 @@ TEST(wire_test, every_frame_comes_back_and_none_that_was_cut) {
     ASSERT_TRUE(came) << said.index();
     EXPECT_EQ(came->index(), said.index());
     EXPECT_EQ(encode_frame(*came), bytes) << said.index();
-    if (std::holds_alternative<note>(said)) continue;  // any bytes are a notice
+    if (std::holds_alternative<note>(said)) continue;  // any bytes are a valid notice
     for (std::size_t size = 0; size < bytes.size(); ++size) {
       EXPECT_FALSE(decode_frame(std::span{bytes}.first(size))) << said.index() << " of " << size;
     }

@@ -98,8 +98,8 @@ TEST(arena, agrees_with_a_naive_byte_map_over_half_a_million_operations) {
   constexpr std::uint64_t size = 200;
   dice d{1};
   arena a{size};
-  std::vector<std::uint64_t> owner(size, 0);  // serial of each byte
-  std::vector<arena_range> known;             // live and freed
+  std::vector<std::uint64_t> owner(size, 0);  // id of the range that each byte belongs to
+  std::vector<arena_range> known;             // live and freed ranges
   for (int step = 0; step < troupe::testing::tries(500'000); ++step) {
     if (d.one_in(2)) {
       const auto bytes = d.roll<std::uint64_t>(1, d.one_in(10) ? 120 : 24);
@@ -130,7 +130,7 @@ TEST(arena, agrees_with_a_naive_byte_map_over_half_a_million_operations) {
       if (live) {
         std::fill_n(owner.begin() + static_cast<std::ptrdiff_t>(range.offset), range.size, 0U);
       }
-      // Half of the freed are kept, to be freed again.
+      // Half of the freed ranges are kept, to be freed a second time.
       if (live && d.one_in(2)) known.erase(known.begin() + static_cast<std::ptrdiff_t>(which));
       if (known.size() > 64) {
         std::erase_if(known, [&](const arena_range& k) { return owner[k.offset] != k.serial; });

@@ -200,7 +200,7 @@ TEST(block_pool, what_can_never_be_served_and_too_many_waiters_are_refused_at_on
   EXPECT_EQ(pool.wait(1, at(1)).error().code, errc::overloaded);
 }
 
-/// The pool in the simplest words: an array, looked through from one end to the other.
+/// The simplest possible pool: an array that is scanned from one end to the other.
 struct naive_pool {
   struct block {
     std::uint64_t owner{0};
@@ -261,7 +261,7 @@ TEST(block_pool, agrees_with_a_naive_model_over_half_a_million_operations) {
       }
       known.push_back(*got);
       if (known.size() > 24) known.erase(known.begin() + d.roll(0, 23));
-      // What is forgotten here stays taken for ever; give such blocks back now and then.
+      // Blocks forgotten here stay taken for ever, so give such blocks back now and then.
       if (d.one_in(20)) {
         for (std::uint32_t id = 0; id < size; ++id) {
           auto& b = model.blocks[id];

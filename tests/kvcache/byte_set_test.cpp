@@ -36,7 +36,7 @@ TEST(place_list, knows_how_far_consecutive_places_go) {
 TEST(place_list, agrees_with_a_set_however_the_places_are_spread) {
   for (std::uint64_t seed = 1; seed <= troupe::testing::tries(2000U); ++seed) {
     dice d{seed};
-    // Even, in a few far clusters, or nearly without gaps.
+    // Evenly spread, in a few distant clusters, or nearly without gaps.
     const std::uint64_t span = d.one_in(3) ? 40 : d.one_in(2) ? 5000 : 4'000'000'000U;
     std::vector<std::uint32_t> drawn;
     for (auto n = d.roll(0, 200); n > 0; --n) {
@@ -99,7 +99,7 @@ TEST(byte_set, knows_its_ends_and_whether_they_lie_in_a_region) {
   EXPECT_FALSE(placed.check_within(1969));
 }
 
-/// Marks bytes one by one beside what makes the set.
+/// A bit per byte, marked along with what makes the set.
 struct marked_bytes {
   std::vector<bool> bytes = std::vector<bool>(2048, false);
   void mark(std::uint64_t offset, std::uint64_t length) {
@@ -154,7 +154,8 @@ TEST(byte_set, of_places_agrees_with_marking_bytes) {
   std::uint64_t inside = 0;
   for (std::uint64_t seed = 1; seed <= troupe::testing::tries(5000U); ++seed) {
     dice d{seed};
-    // Pieces of one block side by side or apart, then the next layer's, of the same stride or another.
+    // Pieces of one block, adjacent or apart, then the next layer's, with the same stride or
+    // another.
     const auto blocks = d.roll(1, 12);
     std::vector<place_form::piece> pieces;
     std::uint64_t base = d.roll<std::uint64_t>(0, 10);
@@ -180,14 +181,14 @@ TEST(byte_set, of_places_agrees_with_marking_bytes) {
     }
     std::vector<extent> listed;
     if (d.one_in(2)) {
-      // Part of a block that is not whole, say, or a state's slot.
+      // For example part of a block, or a state's slot.
       listed.push_back({d.roll<std::uint64_t>(0, base), d.roll<std::uint64_t>(1, 20), 0, 1});
       marked.mark(listed.back().offset, listed.back().length);
     }
     std::vector<byte_set::placed> placed{{std::make_shared<const place_form>(pieces, blocks),
                                           std::make_shared<const place_list>(places)}};
     if (d.one_in(3)) {
-      // Of another group of layers, over the same bytes or beside them.
+      // A piece of another group of layers, over the same bytes or beside them.
       const auto at = d.roll<std::uint64_t>(0, base);
       const auto length = d.roll<std::uint64_t>(1, 9);
       const auto stride = length + d.roll<std::uint64_t>(0, 4);

@@ -140,7 +140,7 @@ TEST(cache_map, a_layout_that_interleaves_too_many_strides_is_no_cache) {
 TEST(cache_map, a_layout_in_too_many_pieces_is_no_cache) {
   auto layout = make({});
   for (auto& layer : layout.layers) {
-    // A gap behind each element of a head, as far as heads go.
+    // A gap behind each element, with the largest number of heads.
     layer.shape.kv_heads = 65'536;
     for (auto& p : layer.planes) {
       p.heads = 65'536;

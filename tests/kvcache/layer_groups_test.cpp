@@ -1,4 +1,5 @@
-// Layers that have block tables of their own, over the same bytes: what is kept of each moves, and nothing else.
+// Layers with block tables of their own, over the same bytes: exactly the tokens that each table
+// keeps move.
 
 #include <algorithm>
 #include <cstring>
@@ -25,8 +26,8 @@ constexpr std::uint32_t layers_of_group = 2;
 constexpr std::uint32_t block_tokens = 4;
 constexpr std::byte untouched{0xee};
 
-/// Layer i is of group i % 3. Layers 0 to 2 lie over the same bytes, 3 to 5 over those behind them. A block of
-/// group 2 holds twice as many tokens of half the size.
+/// Layer i is in group i % 3. Layers 0 to 2 lie over the same bytes, 3 to 5 over the bytes behind.
+/// A block of group 2 holds twice as many tokens of half the size.
 cache_layout hybrid(std::uint32_t blocks, std::uint32_t rank, std::uint32_t ranks,
                     std::uint64_t gap = 0) {
   cache_layout layout;
@@ -60,7 +61,7 @@ cache_layout hybrid(std::uint32_t blocks, std::uint32_t rank, std::uint32_t rank
   return layout;
 }
 
-/// What a request has of each group.
+/// The blocks of a request for each group.
 struct tables {
   std::vector<std::vector<block_id>> blocks;
   std::vector<std::uint64_t> first;  ///< number of the first block
@@ -75,7 +76,7 @@ struct tables {
   }
 };
 
-/// Blocks for the tokens from `from[g]` on, no number twice.
+/// Blocks for the tokens from `from[g]` on, each number used once.
 tables tables_for(std::uint32_t tokens, const std::vector<std::uint64_t>& from, std::uint32_t pool,
                   dice& d) {
   std::vector<block_id> all(pool);
@@ -98,7 +99,7 @@ std::byte value_of(std::uint32_t layer, std::size_t plane, std::uint64_t token, 
   return static_cast<std::byte>(1 + layer * 41 + plane * 131 + token * 37 + head * 17 + at * 5);
 }
 
-/// Each byte of each token of [begin, end) that the tables keep.
+/// Visits each byte of each token of [begin, end) that the tables keep.
 template <class Each>
 void each_byte(const cache_layout& layout, const std::vector<block_table>& of, token_range tokens,
                Each&& each) {
@@ -140,7 +141,7 @@ TEST(layer_groups, of_each_what_its_destination_keeps_arrives_and_nothing_else_i
     const std::uint32_t targets = 1U << d.roll(0, 2);
     const auto tokens = d.roll(1, 40);
     const std::uint32_t pool = 30 + d.roll(0, 5);
-    // The source keeps a window as well, no shorter than that of the destination.
+    // The source keeps a window as well, at least as long as the destination's.
     std::vector<std::uint64_t> kept{0, d.roll<std::uint64_t>(0, tokens), 0};
     if (d.one_in(2)) kept[2] = d.roll<std::uint64_t>(0, tokens);
     auto held = kept;
@@ -240,7 +241,7 @@ TEST(layer_groups, no_block_is_two_groups_where_they_lie_over_the_same_bytes) {
   EXPECT_TRUE(geometry.plan({0, 2}, {0, 4}, apart, same)) << "group 2 has no part in these layers";
 }
 
-/// The third shares no byte with the first, but both do with the second.
+/// The third group shares no byte with the first, but both share bytes with the second.
 TEST(layer_groups, that_are_joined_by_another_one_are_of_one_pool) {
   auto layout = hybrid(8, 0, 1);
   const auto slot = layout.layers[3].planes[0].base;
@@ -250,7 +251,7 @@ TEST(layer_groups, that_are_joined_by_another_one_are_of_one_pool) {
     planes[0].base = number * slot;
     planes[1].base = planes[0].base + apart;
   };
-  // Layers 0 and 3 are of the first group, 1 and 4 of the second, 2 and 5 of the third.
+  // Layers 0 and 3 are in the first group, 1 and 4 in the second, 2 and 5 in the third.
   put_at(1, 0);
   put_at(2, 0);
   put_at(0, 1);
@@ -292,7 +293,7 @@ TEST(layer_groups, share_their_bytes_block_by_block_or_not_at_all) {
     EXPECT_EQ(ok.error().code, errc::invalid_config);
     EXPECT_THAT(ok.error().message, HasSubstr("otherwise than block by block"));
   };
-  refused([](auto& layer) {  // block 0 here is block 1 there
+  refused([](auto& layer) {  // block 0 of one is block 1 of the other
     for (auto& p : layer.planes) p.base += p.block_stride;
   });
   refused([](auto& layer) {

@@ -1,5 +1,6 @@
-// Ranks of pipelines: each holds a part of the model's layers. Whatever the parts of the two sides are, every byte
-// of a destination comes from one source, and nobody is granted a byte of a layer that it does not hold.
+// Pipeline ranks, each of which holds part of the model's layers. However the two sides are
+// divided, every byte of a destination comes from exactly one source, and no rank is granted a byte
+// of a layer that it does not hold.
 
 #include "troupe/kvcache/layer_parts.hpp"
 
@@ -54,12 +55,12 @@ drawn_model draw_model(dice& d) {
   return model;
 }
 
-/// Bytes of a state of the whole model; any number of ranks up to 4 divides them.
+/// Bytes of a state of the whole model; divisible by any number of ranks up to 4.
 std::uint64_t state_bytes(std::uint32_t layer) {
   return 12 * (1 + layer % 3);
 }
 
-/// Of one rank: these layers of the model, with the states of those that are recurrent.
+/// The layout of one rank: these layers of the model, with the states of the recurrent ones.
 cache_layout part_of(const drawn_model& model, layer_range held, std::uint32_t rank,
                      std::uint32_t ranks, dice& d) {
   auto shape = model.shape;
@@ -91,7 +92,7 @@ cache_layout part_of(const drawn_model& model, layer_range held, std::uint32_t r
   return layout;
 }
 
-/// Ranges that make up all layers, in order.
+/// Draws ranges that together make up all layers, in order.
 std::vector<layer_range> draw_parts(std::uint32_t layers, dice& d) {
   std::vector<layer_range> parts;
   for (std::uint32_t begin = 0; begin < layers;) {
@@ -102,7 +103,7 @@ std::vector<layer_range> draw_parts(std::uint32_t layers, dice& d) {
   return parts;
 }
 
-/// Each part of a replica, at each tensor-parallel rank.
+/// Draws the layouts of a replica: each part at each tensor-parallel rank.
 std::vector<cache_layout> draw_replica(const drawn_model& model, dice& d) {
   const auto ranks = d.roll(1, 4);
   std::vector<cache_layout> replica;
@@ -114,7 +115,7 @@ std::vector<cache_layout> draw_replica(const drawn_model& model, dice& d) {
   return replica;
 }
 
-/// Blocks of a request, by group; what is kept of it.
+/// The blocks of a request by group, and the tokens kept of each.
 struct request_blocks {
   std::vector<std::vector<block_id>> blocks;
   std::vector<std::uint64_t> from;
@@ -126,7 +127,8 @@ struct request_blocks {
     }
     return out;
   }
-  /// As one source and one destination know them: none of a group that they do not share.
+  /// The tables as one source and one destination know them: empty for a group that they do not
+  /// share.
   [[nodiscard]] std::vector<block_table> tables(const transfer_geometry& geometry,
                                                 std::uint64_t tokens) const {
     auto out = tables();
@@ -158,7 +160,7 @@ regions regions_of(const cache_layout& layout) {
   return made;
 }
 
-/// Where each byte of these of the model's layers lies, and what it is.
+/// Visits each byte of these layers of the model: where it lies and its value.
 template <class Each>
 void each_byte(const cache_layout& layout, layer_range model_layers,
                const std::vector<block_table>& tables, token_range tokens, Each&& each) {
@@ -215,7 +217,8 @@ void apply(const transfer_plan& plan, const regions& from, regions& to) {
   }
 }
 
-/// What the destination grants that source is the tokens of the layers that both hold, byte by byte.
+/// Expects that the destination grants the source exactly the tokens of the layers that both hold,
+/// byte by byte.
 void expect_exact_grant(const transfer_geometry& geometry, const cache_layout& source,
                         const cache_layout& destination, token_range tokens,
                         const std::vector<block_table>& tables, std::uint32_t slot) {
@@ -394,7 +397,7 @@ TEST(layer_parts, travel) {
   }
 }
 
-/// Behind magic, version, dtype and five numbers of a byte each.
+/// Offset behind magic, version, dtype and five one-byte numbers.
 constexpr std::size_t range_at = 4 + 1 + 1 + 4 + 5;
 
 TEST(layer_parts, of_a_whole_model_are_encoded_as_before_there_were_any) {
@@ -413,9 +416,9 @@ TEST(layer_parts, that_an_encoding_contradicts_are_refused) {
     EXPECT_FALSE(back) << int{begin} << " " << int{total};
     return back ? errc::internal : back.error().code;
   };
-  EXPECT_EQ(refused(0, 8), errc::invalid_config);  // all layers, but three are here
-  EXPECT_EQ(refused(3, 0), errc::invalid_config);  // of none
-  EXPECT_EQ(refused(3, 2), errc::invalid_config);  // of fewer than are here
+  EXPECT_EQ(refused(0, 8), errc::invalid_config);  // all layers, but three are present
+  EXPECT_EQ(refused(3, 0), errc::invalid_config);  // a model of no layers
+  EXPECT_EQ(refused(3, 2), errc::invalid_config);  // fewer layers than are present
   EXPECT_EQ(refused(7, 8), errc::invalid_config);  // beyond the last
 }
 
@@ -534,7 +537,7 @@ TEST(layer_parts, stand_in_their_replica_as_their_layers_do) {
   EXPECT_EQ(contradicts_rank(part(0, 8, 0, 1, 2), 0, 2), "says rank 1 of 2");
 }
 
-/// Named a, b, c, ... in their order.
+/// The sources are named a, b, c, ... in order.
 result<void> covers(const cache_layout& destination, const std::vector<cache_layout>& sources) {
   static constexpr std::string_view names = "abcdefgh";
   std::vector<source_layout> all;

@@ -12,7 +12,7 @@ namespace {
 
 using testing::dice;
 
-/// What `model` draws is compared, what `place` draws is not.
+/// The fingerprint compares what `model` draws, not what `place` draws.
 cache_layout drawn(dice model, dice place) {
   auto shape = testing::random_model(model);
   shape.blocks = place.roll(1, 9);
@@ -32,7 +32,7 @@ TEST(layout_fingerprint, is_equal_exactly_where_layouts_are_compatible) {
   const auto pairs = troupe::testing::tries(20'000);
   std::uint32_t alike = 0;
   for (std::uint64_t seed = 1; seed <= pairs; ++seed) {
-    // Every other pair is of one model.
+    // Every other pair has the same model.
     const auto local = drawn(dice{seed}, dice{seed + 1});
     const auto remote = drawn(dice{seed % 2 == 0 ? seed : seed * 977}, dice{seed + 2});
     const bool compatible = check_compatible(local, remote).has_value();
@@ -43,7 +43,7 @@ TEST(layout_fingerprint, is_equal_exactly_where_layouts_are_compatible) {
   EXPECT_LT(alike, pairs);
 }
 
-/// It is compared between machines and releases.
+/// Fingerprints are compared between machines and releases.
 TEST(layout_fingerprint, of_a_known_layout_stays_what_it_is) {
   cache_shape shape;
   shape.layers = attention_layers(2, 4, 8);

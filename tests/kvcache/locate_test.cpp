@@ -1,4 +1,5 @@
-// Where a token's head lies is said once: what `locate` finds is what plans move and grants open.
+// There is one definition of where a token's head lies: `locate` must find what plans move and
+// grants open.
 
 #include <algorithm>
 #include <numeric>
@@ -18,7 +19,7 @@ namespace {
 using testing::dice;
 using ::testing::HasSubstr;
 
-/// A rank's regions, and the blocks of one request in them.
+/// A rank's regions, with the blocks of one request.
 struct located_cache {
   cache_layout layout;
   std::vector<std::vector<std::uint8_t>> memory;

@@ -1,4 +1,5 @@
-// Layers whose bytes only the engine understands: pieces of whole blocks, moved as tokens become ready.
+// Layers whose bytes only the engine understands: pieces of whole blocks, which move as tokens
+// become ready.
 
 #include <cstring>
 #include <vector>
@@ -57,7 +58,8 @@ std::vector<std::vector<std::byte>> memory_of(const cache_layout& layout) {
   return regions;
 }
 
-/// What piece `head` (of the model's) of block number `number` of a request holds.
+/// The value of byte `at` of piece `head` (numbered as in the model) of a request's block number
+/// `number`.
 std::byte value_of(std::size_t plane, std::size_t number, std::size_t head, std::size_t at) {
   return static_cast<std::byte>(1 + plane * 131 + number * 37 + head * 17 + at * 5);
 }
@@ -125,7 +127,7 @@ TEST(opaque_layers, arrive_whole_and_once_however_the_tokens_come) {
         });
         const auto geometry =
             transfer_geometry::create(local, remote, data_flow::to_remote).value();
-        // As the sender rounds what is ready: whole blocks, until the last token is.
+        // As the sender rounds the tokens that are ready: to whole blocks, until the last token is.
         for (std::uint32_t at = 0; at < tokens;) {
           auto end = std::min(tokens, at + d.roll(1, 9));
           if (end < tokens) end -= end % block_tokens;

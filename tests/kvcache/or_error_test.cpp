@@ -1,4 +1,4 @@
-// What a call throws comes back as an error.
+// An exception of a call is returned as an error.
 
 #include "troupe/kvcache/or_error.hpp"
 

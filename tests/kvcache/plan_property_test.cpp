@@ -1,6 +1,6 @@
-// Moves real bytes: whatever the layouts, parallel sizes, prefix and blocks, the segments of all
-// source ranks together put every byte of every destination rank in its place, once, and touch
-// nothing else.
+// Moves real bytes. For any layouts, parallel sizes, prefix and blocks, the segments of all source
+// ranks together put every byte of every destination rank in its place, once, and touch nothing
+// else.
 
 #include <cstring>
 #include <map>
@@ -51,7 +51,7 @@ struct rank_memory {
     for (std::uint64_t i = 0; i < request_blocks; ++i) blocks.push_back(block_id{ids[i]});
   }
 
-  /// Calls `f(layer, plane, token, model's head, byte, region, offset)` for each byte, one by one.
+  /// Calls `f(layer, plane, token, model's head, byte, region, offset)` for each byte.
   template <class F>
   void each_byte(token_range tokens, layer_range layers, F f) const {
     for (std::uint32_t l = layers.begin; l < layers.end; ++l) {
@@ -170,8 +170,8 @@ void transfer(scene& s, token_range tokens, layer_range layers, dice& d) {
   }
 }
 
-/// Every byte of these tokens and layers arrived once; and `expected_bytes` in all, so nothing else
-/// did.
+/// Expects that every byte of these tokens and layers arrived once, and `expected_bytes` in all, so
+/// nothing else did.
 void expect_arrived(const scene& s, token_range tokens, layer_range layers) {
   for (const auto& destination : s.destinations) {
     std::uint64_t expected = 0;
@@ -256,7 +256,7 @@ TEST(plan_property, a_grant_permits_the_bytes_of_its_tokens_and_no_other) {
         transfer_geometry::create(rank.layout, peer.layout, data_flow::to_remote).value();
     token_range tokens{d.roll<std::uint64_t>(0, s.request_tokens), s.request_tokens};
     if (d.one_in(3)) tokens.end = d.roll<std::uint64_t>(tokens.begin, tokens.end);
-    // As a request names them: from the first that moves on.
+    // As a request names its blocks: starting with the first one that moves.
     const auto first = tokens.begin / rank.layout.block_tokens;
     const block_list blocks{
         std::span{rank.blocks}.subspan(std::min<std::size_t>(first, rank.blocks.size())), first};

@@ -25,7 +25,7 @@ class dice {
   std::mt19937_64 engine_;
 };
 
-/// What the two sides of a transfer agree on; ranks, blocks and arrangement are still open.
+/// What the two sides of a transfer agree on; ranks, blocks and arrangement remain open.
 inline cache_shape random_model(dice& d) {
   cache_shape shape;
   const auto layers = d.roll(1, 5);
@@ -68,7 +68,7 @@ inline arrangement random_arrangement(dice& d) {
   return how;
 }
 
-/// An arrangement without a name: per layer a region, [block][token][K or V][head], with gaps.
+/// An unnamed arrangement: one region per layer, [block][token][K or V][head], with gaps.
 inline void make_unnamed(cache_layout& layout, dice& d) {
   std::uint32_t region = 0;
   for (auto& layer : layout.layers) {

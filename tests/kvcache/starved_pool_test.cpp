@@ -7,7 +7,7 @@
 
 #include "starving.hpp"
 
-// A pool whose allocations fail: no block is lost, and nobody who waits is forgotten.
+// A pool whose allocations fail: it loses no block and forgets no waiter.
 
 namespace troupe::kvcache {
 namespace {
@@ -21,7 +21,7 @@ block_pool::time_point at(int seconds) {
   return block_pool::time_point{} + std::chrono::seconds{seconds};
 }
 
-/// Every block but the odd ones, so that each is a run by itself.
+/// Every second block, so that each is a run by itself.
 std::vector<block_id> every_second(const allocation& of) {
   std::vector<block_id> some;
   for (std::size_t i = 0; i < of.blocks.size(); i += 2) some.push_back(of.blocks[i]);
@@ -111,7 +111,7 @@ TEST(starved_pool, whoever_waits_has_a_deadline_and_is_served_once) {
   ASSERT_EQ(served.size(), 1U);
   EXPECT_EQ(served.front().outcome.error().code, errc::deadline);
   ASSERT_TRUE(pool.free(all.owner, all.blocks));
-  // A call that ran out of memory has served some, and the next one goes on.
+  // The call that ran out of memory has served some waiters, and the next one goes on.
   while (pool.counters().waiters != 0) serve(2);
   ASSERT_EQ(served.size(), 4U);
   std::size_t blocks = 0;

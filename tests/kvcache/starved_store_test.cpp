@@ -7,7 +7,7 @@
 
 #include "starving.hpp"
 
-// A store whose allocations fail: what it was asked for is done whole or not at all.
+// A store whose allocations fail: each call does its work completely or not at all.
 
 namespace troupe::kvcache {
 namespace {
@@ -32,7 +32,7 @@ TEST(starved_store, a_view_ends_without_memory) {
   allocations.left.reset();
   EXPECT_TRUE(ended);
   EXPECT_EQ(store.counters().views, 0U);
-  // Nobody reads it any more, so it makes room.
+  // The value has no reader any more, so it makes room.
   EXPECT_TRUE(store.begin_put("other", whole, now()));
   EXPECT_EQ(store.counters().evicted, 1U);
 }

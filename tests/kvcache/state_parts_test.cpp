@@ -1,4 +1,5 @@
-// States whose parts are spread over ranks each in its own way, as the convolution of a hybrid model is.
+// States whose parts are each spread over the ranks in their own way, like the convolution of a
+// hybrid model.
 
 #include <cstring>
 #include <vector>
@@ -19,7 +20,7 @@ using testing::dice;
 using ::testing::HasSubstr;
 
 constexpr std::uint32_t slots = 5;
-/// Of the whole model: x, B, C.
+/// Bytes of the whole model: x, B, C.
 constexpr std::uint64_t whole[] = {48, 10, 16};
 constexpr state_sharding spread[] = {state_sharding::sliced, state_sharding::replicated,
                                      state_sharding::sliced};
@@ -45,7 +46,7 @@ cache_layout convolution(std::uint32_t rank, std::uint32_t ranks, std::uint64_t 
   return layout;
 }
 
-/// Each byte of a rank's slot, and which of the model's it is.
+/// Visits each byte of a rank's slot, with its place in the model.
 template <class Each>
 void each_byte(const cache_layout& layout, std::uint32_t slot, Each&& each) {
   const auto& state = layout.states.front();

@@ -124,7 +124,7 @@ TEST(store, a_full_store_evicts_the_least_recently_used_that_nobody_reads) {
   EXPECT_TRUE(store.query("a", at(0)));
   EXPECT_TRUE(store.query("b", at(0)));
   EXPECT_FALSE(store.query("c", at(0)));
-  put(store, "e", 128);  // takes b and d, which stand together
+  put(store, "e", 128);  // evicts b and d, which are adjacent
   EXPECT_TRUE(store.query("a", at(0)));
   EXPECT_FALSE(store.query("b", at(0)));
   EXPECT_EQ(store.counters().evicted, 3U);
@@ -167,7 +167,7 @@ TEST(store, no_two_live_values_ever_share_a_byte_and_none_is_lost) {
     keyed_store store{{.size = 400, .policy = policy, .alignment = 4}};
     std::map<std::uint64_t, live> puts;
     std::map<std::uint64_t, live> views;
-    std::map<std::string, live> stored;  // by key, as committed last
+    std::map<std::string, live> stored;  // by key, as last committed
     std::map<std::uint64_t, std::string> put_keys;
     for (int now = 0; now < 60'000; ++now) {
       const std::string key = letter(d.roll(0, 11));

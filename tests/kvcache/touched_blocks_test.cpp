@@ -10,7 +10,7 @@
 namespace troupe::kvcache {
 namespace {
 
-/// Byte by byte.
+/// Looks at every byte.
 std::vector<block_id> looked_up(const cache_layout& layout, const region_bytes& bytes) {
   std::set<std::uint32_t> found;
   if (bytes.length == 0) return {};

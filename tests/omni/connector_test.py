@@ -43,7 +43,7 @@ from troupe.omni.payload import Header, Kind, PayloadError, RawPayload, payload_
 from troupe.omni.settings import settings_of
 
 MIB = 1 << 20
-SMALL = {"memory": 16 * MIB}  # what tests of one process start with
+SMALL = {"memory": 16 * MIB}  # initial settings of the tests in one process
 
 
 def until(happens, said, seconds=PATIENCE):
@@ -196,7 +196,7 @@ class OneProcess(unittest.TestCase):
                torch.ones(4, requires_grad=True),
                torch.complex(torch.ones(3), torch.ones(3)).conj(), torch.nn.Parameter(torch.ones(2, 2))]
         for number, tensor in enumerate(plain + odd):
-            for many in (tensor, tensor.detach().expand(3000, *tensor.shape)):  # inline, and apart
+            for many in (tensor, tensor.detach().expand(3000, *tensor.shape)):  # inline, and by itself
                 self.put(f"t{number}", many)
                 got, size = self.get(f"t{number}")
                 self.assertEqual((got.tensor.dtype, got.tensor.shape, size),
@@ -210,7 +210,7 @@ class OneProcess(unittest.TestCase):
         got, size = self.get("large")
         self.assertEqual(size, 4 * MIB)
         self.assertGreaterEqual(self.one.health()["memory_used"] - before, 4 * MIB)
-        got.tensor[5] = 1.5  # it is the reader's alone
+        got.tensor[5] = 1.5  # belongs to the reader alone
         kept = got.tensor[3:]
         again = got.as_tensor(torch.uint8, (4 * MIB,))
         self.assertEqual(again.data_ptr(), got.tensor.data_ptr())
@@ -218,10 +218,10 @@ class OneProcess(unittest.TestCase):
         got.release()
         with self.assertRaisesRegex(RuntimeError, "was released"):
             _ = got.tensor
-        self.assertGreaterEqual(self.one.health()["memory_used"] - before, 4 * MIB)  # views of it are there
+        self.assertGreaterEqual(self.one.health()["memory_used"] - before, 4 * MIB)  # views of it still exist
         self.assertEqual(kept[2].item(), 1.5)
         del kept, again
-        # The word where it was comes after it, if it was found without, and stays for a minute.
+        # If the payload was found without the notice of where it is, the notice comes later and stays for a minute.
         until(lambda: self.one.health()["memory_used"] <= before + 64, "the memory was not given back")
 
     def test_what_was_got_outlives_the_connectors(self):
@@ -245,13 +245,13 @@ class OneProcess(unittest.TestCase):
             key = f"later{number}"
             waiting = threading.Thread(target=lambda key=key: delays.append((self.get(key)[0], time.monotonic())))
             waiting.start()
-            time.sleep(0.2)  # by now it looks in vain
+            time.sleep(0.2)  # the reader has looked in vain by now
             self.put(key, "now")
             put = time.monotonic()
             waiting.join(PATIENCE)
             self.assertEqual(delays[-1][0], "now")
             delays[-1] = delays[-1][1] - put
-        # It is told. Without the word it would look again after up to a tenth of a second.
+        # The reader is notified. Without the notice it would look again only after up to a tenth of a second.
         self.assertLess(sorted(delays)[len(delays) // 2], 0.04, delays)
 
     def test_who_looks_every_millisecond_for_what_is_not_there_asks_other_nodes_seldom(self):
@@ -286,7 +286,7 @@ class OneProcess(unittest.TestCase):
                 self.put("k", new)
                 self.assertEqual(digest(self.get("k")[0]), digest(new))
                 self.assertIsNone(self.one.get("0", "1", "k"))
-                self.put("k", new)  # after it was taken
+                self.put("k", new)  # after the first was taken
                 self.assertEqual(digest(self.get("k")[0]), digest(new))
 
     def test_who_has_found_the_old_payload_does_not_take_the_new_one_away(self):
@@ -302,10 +302,10 @@ class OneProcess(unittest.TestCase):
         self.assertEqual(self.get("k")[0], "new")
 
     def test_a_claim_that_no_node_confirmed_is_removed_later(self):
-        """Or the payload has its memory until its time is over, and another reader gets it as well."""
+        """Otherwise the payload keeps its memory until it expires, and another reader gets it as well."""
         remove, refused = Engine.remove, []
 
-        def refused_once(engine, peer, key):  # a link that breaks just now can't be had otherwise
+        def refused_once(engine, peer, key):  # stands for a link that breaks just now
             if engine is self.one._node._engine and peer == self.zero._node.name and key not in refused:
                 refused.append(key)
                 raise TroupeError(ErrorCode.PEER_LOST, "the link broke")
@@ -317,7 +317,7 @@ class OneProcess(unittest.TestCase):
                 self.assertEqual(digest(self.get("k")[0]), digest(data))
                 until(lambda: self.zero.health()["values"] == 0, "it is kept")
         self.assertEqual(len(refused), 2)
-        with (unittest.mock.patch.object(connector_module, "CLAIMED", 0.0),  # seconds: no node says it in time
+        with (unittest.mock.patch.object(connector_module, "CLAIMED", 0.0),  # seconds: no node answers in time
               self.assertLogs("vllm.troupe.omni.node", "WARNING")):
             for number in range(50):
                 self.put(f"k{number}", "x")
@@ -379,7 +379,7 @@ class OneProcess(unittest.TestCase):
         self.put("larger", bytes(4 * MIB))
         with self.assertRaisesRegex(TroupeError, "'larger' at omni.0-.* has 4194304 bytes, .* memory for 2097152"):
             self.get("larger", connector=small)
-        self.assertIsNone(self.get("larger", 0.1, connector=small))  # said once, to who looks every millisecond
+        self.assertIsNone(self.get("larger", 0.1, connector=small))  # reported once to a polling reader
         self.assertEqual(self.get("larger")[1], 4 * MIB)
         self.put("a", bytes(MIB + MIB // 2))
         self.put("b", bytes(MIB))
@@ -448,7 +448,7 @@ class OneProcess(unittest.TestCase):
         self.assertEqual(self.zero.health()["status"], "unhealthy")
         with self.assertRaisesRegex(TroupeError, "it was closed"):
             self.zero.put("0", "1", "k", "x")
-        self.zero.reap_consumed()  # by a thread of vLLM-Omni's that does not know it yet
+        self.zero.reap_consumed()  # from a thread of vLLM-Omni's that is new to the connector
         self.assertFalse(self.zero.cleanup("k"))
         self.put("k", "x", connector=other)
         self.assertEqual(self.get("k")[0], "x")
@@ -495,7 +495,7 @@ class OneProcess(unittest.TestCase):
 
 
 class VllmOmni(unittest.TestCase):
-    """As vLLM-Omni makes connectors: by name, from its YAML."""
+    """Connectors as vLLM-Omni makes them: by name, from its YAML."""
 
     def test_the_plugin_may_be_loaded_again_and_makes_the_connector(self):
         for _ in range(2):
@@ -514,7 +514,7 @@ class VllmOmni(unittest.TestCase):
         self.assertIn("this vLLM-Omni is none that it knows", said.output[-1])
 
     def test_the_entry_points_name_what_is_there(self):
-        """The package need not be installed for the other tests."""
+        """The other tests do not need the package installed."""
         settings = tomllib.loads((pathlib.Path(troupe.__file__).parents[1] / "pyproject.toml").read_text())
         for group, function in (("vllm.general_plugins", troupe.plugins.vllm),
                                 ("vllm_omni.general_plugins", troupe.plugins.vllm_omni)):
@@ -528,7 +528,7 @@ class VllmOmni(unittest.TestCase):
 
     def test_any_graph_of_stages_is_served_from_one_yaml(self):
         troupe.omni.register()
-        graph = {("0", "1"), ("0", "2"), ("1", "3"), ("2", "3")}  # two ways from the first to the last
+        graph = {("0", "1"), ("0", "2"), ("1", "3"), ("2", "3")}  # two ways from the first stage to the last
         config = {"runtime": {"connectors": {"c": {"name": "TroupeOmniConnector", "extra": SMALL}}},
                   "stage_args": [{"stage_id": stage,
                                   "output_connectors": {f"to_stage_{to}": "c" for of, to in graph if of == str(stage)},
@@ -576,7 +576,7 @@ class Processes(unittest.TestCase):
         middle = [self.start(1), self.start(1)]
         before = [stage.run(stages.memory_used) for stage in (first, *middle, last)]
         halves = [list(range(0, count, 2)), list(range(1, count, 2))]
-        last.begin(stages.consume, "r", list(range(count)), PATIENCE)  # it looks before anything is there
+        last.begin(stages.consume, "r", list(range(count)), PATIENCE)  # looks before there is anything
         for stage, half in zip(middle, halves, strict=True):
             stage.begin(stages.pass_on, "r", half, PATIENCE)
         first.run(stages.produce, 1, "r", range(count))
@@ -584,7 +584,7 @@ class Processes(unittest.TestCase):
             self.assertEqual(sorted(stage.end()), half)
         self.assertEqual(last.end(), ([], []))
         for stage, used in zip((first, *middle, last), before, strict=True):
-            # Words where something is stay for a minute.
+            # Notices of where a payload is stay for a minute.
             until(lambda stage=stage, used=used: stage.run(stages.memory_used) <= used + 64 * 3 * count,
                   lambda stage=stage, used=used: f"memory was not given back: {stage.name} "
                   f"has {stage.run(stages.memory_used)} bytes of what were {used}")
@@ -594,7 +594,7 @@ class Processes(unittest.TestCase):
 
     def test_of_two_readers_one_gets_each(self):
         first, readers = self.start(0), [self.start(1), self.start(1)]
-        for number, reader in enumerate(readers):  # either could have them all
+        for number, reader in enumerate(readers):  # any reader could get all of them
             first.run(stages.put, 1, f"own_{number}", "x")
             self.assertEqual(reader.run(stages.get, 0, f"own_{number}", 10.0)[0], digest("x"))
         keys = [f"r_0_{number}" for number in range(200)]
@@ -610,7 +610,7 @@ class Processes(unittest.TestCase):
         doomed, other, reader = self.start(0), self.start(0), self.start(1)
         doomed.run(stages.put, 1, "doomed", bytes(100_000))
         other.run(stages.put, 1, "other", "x")
-        self.assertIsNone(reader.run(stages.get, 0, "nothing")[0])  # it has links with both
+        self.assertIsNone(reader.run(stages.get, 0, "nothing")[0])  # the reader has links with both
         doomed.kill()
         found, seconds = reader.run(stages.get, 0, "doomed", 1.0)
         self.assertIsNone(found)
@@ -695,7 +695,7 @@ class Processes(unittest.TestCase):
 
 
 def end_supervisors(state):
-    """Those that were begun outlive the tests."""
+    """Supervisors that were started on demand outlive the tests."""
     for notice in state.glob("troupe/*/supervisor"):
         with contextlib.suppress(ValueError, KeyError, ProcessLookupError):
             os.kill(json.loads(notice.read_text())["pid"], signal.SIGTERM)
@@ -703,7 +703,7 @@ def end_supervisors(state):
 
 if __name__ == "__main__":
     command, library = (str(pathlib.Path(path).resolve()) for path in sys.argv[1:3])
-    with tempfile.TemporaryDirectory() as own:  # supervisors leave what they know of their clusters
+    with tempfile.TemporaryDirectory() as own:  # supervisors leave state files of their clusters
         os.environ.update(TROUPE_COMMAND=command, TROUPE_LIBRARY=library, XDG_STATE_HOME=own)
         Stage.nursery = Nursery()
         configure_logging(level="error")

@@ -1,4 +1,5 @@
-"""Troupe's coordinator in place of vLLM-Omni's: its clients for stages and hubs, unchanged, over real sockets.
+"""Troupe's coordinator in place of vLLM-Omni's, with vLLM-Omni's clients for stages and hubs unchanged, over real
+sockets.
 
 Run by ctest, omni.coordinator.
 """
@@ -52,7 +53,7 @@ class Registry(unittest.TestCase):
                                                    "status": "up", "queue_length": 3, "last_heartbeat": 1e9 + 100,
                                                    "registered_at": 1e9 + 100}])
         self.now += 5
-        self.assertFalse(self.hear(kind="heartbeat", queue=3, stage=2))  # nothing that matters has changed
+        self.assertFalse(self.hear(kind="heartbeat", queue=3, stage=2))  # nothing relevant has changed
         self.assertTrue(self.hear(kind="heartbeat", queue=4, stage=2))
         self.assertEqual(self.replicas.active()[0]["queue_length"], 4)
         self.assertEqual((self.replicas.active()[0]["last_heartbeat"], self.replicas.active()[0]["registered_at"]),
@@ -74,7 +75,7 @@ class Registry(unittest.TestCase):
         self.assertEqual(self.up(), [])
         self.now += 1
         self.assertTrue(self.hear())
-        self.assertEqual(self.replicas.active()[0]["registered_at"], 1e9 + 101)  # another life at the same address
+        self.assertEqual(self.replicas.active()[0]["registered_at"], 1e9 + 101)  # a new process at the same address
 
     def test_an_error_that_a_replica_reports_lasts_until_it_says_that_it_is_over(self):
         self.hear()

@@ -1,6 +1,6 @@
-"""A stage of vLLM-Omni as a process of its own: a connector, and functions of this file that a test has it run.
+"""A stage of vLLM-Omni as a process of its own: a connector, and functions of this file that a test runs in it.
 
-The processes are forked from one that has imported everything and started nothing, as imports take ten seconds.
+The processes are forked from one that has imported everything and started nothing, since imports take ten seconds.
 """
 import hashlib
 import os
@@ -19,15 +19,15 @@ from troupe.engine import configure_logging
 from troupe.omni.connector import TroupeOmniConnector
 from troupe.omni.payload import RawPayload
 
-PATIENCE = 60  # seconds, for what has to come: longer than any deadline of the connector's here
+PATIENCE = 60  # seconds, for events that must come: longer than any deadline of the connector's here
 
 
 class Failed(Exception):
-    """What a stage says went wrong."""
+    """An error that a stage reports."""
 
 
 class Nursery:
-    """A process that forks stages. It is made before this one starts a node, and ends with it."""
+    """A process that forks stages. It must be created before this process starts a node, and ends with this one."""
 
     def __init__(self):
         self._orders, theirs = Pipe()
@@ -41,14 +41,14 @@ class Nursery:
         their_handles.close()
 
     def fork(self, config, pipe):
-        """Its process number."""
+        """Starts a stage and returns its pid."""
         self._orders.send(config)
         send_handle(self._handles, pipe.fileno(), self._pid)
         return self._orders.recv()
 
     @staticmethod
     def _tend(orders, handles):
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forked stages are not waited for
         try:
             while True:
                 config = orders.recv()
@@ -67,7 +67,7 @@ class Nursery:
 
 
 class Stage:
-    """One process. What it is told to run it runs in turn; `begin` does not wait for it, `end` does."""
+    """One process, which runs its orders in turn; `begin` does not wait for the result, `end` does."""
 
     nursery = None  # set before the first one
 
@@ -97,13 +97,13 @@ class Stage:
         os.kill(self.pid, number)
 
     def kill(self):
-        """Again: nothing."""
+        """Does nothing the second time."""
         if self._ended is not None:
             signal.pidfd_send_signal(self._ended, signal.SIGKILL)
             self._wait()
 
     def leave(self):
-        """In good order."""
+        """Ends the stage in good order."""
         self._pipe.send(None)
         self._wait()
 
@@ -133,7 +133,7 @@ def serve(pipe, config):
 
 
 def received(pipe):
-    """None: it is to end."""
+    """The next order; None: the stage is to end."""
     try:
         return pipe.recv()
     except EOFError:  # the test has ended
@@ -146,7 +146,7 @@ KINDS = ("small object", "object", "few bytes", "bytes", "small tensor", "tensor
 
 
 def payload(kind, seed):
-    """The same each time, in every process."""
+    """A payload that is the same each time, in every process."""
     numbers = torch.Generator().manual_seed(seed)
 
     def random(count):
@@ -165,7 +165,7 @@ def payload(kind, seed):
 
 
 def digest(data):
-    """Equal for what was put and what is got of it."""
+    """A digest that is equal for a payload as it was put and as it was got."""
     found = hashlib.sha256()
     _add(found, data)
     return found.hexdigest()
@@ -199,7 +199,7 @@ def put(connector, to_stage, key, data):
 
 
 def get(connector, from_stage, key, seconds=0.0):
-    """The digest of a payload, or None, and the seconds that it took."""
+    """Returns the digest of a payload, or None, and the seconds that it took."""
     began = time.monotonic()
     if seconds:
         got = connector.get_with_deadline(str(from_stage), str(connector.stage_id), key, deadline=began + seconds)
@@ -218,7 +218,7 @@ def produce(connector, to_stage, prefix, numbers):
 
 
 def as_they_come(connector, prefix, numbers, seconds):
-    """The payloads of the stage before, each with its number, until all have come or the time is over."""
+    """Gets the numbered payloads of the previous stage until all have come or the time is over."""
     before, limit = connector.stage_id - 1, time.monotonic() + seconds
     waiting = dict.fromkeys(numbers)
     while waiting and time.monotonic() < limit:
@@ -230,7 +230,7 @@ def as_they_come(connector, prefix, numbers, seconds):
 
 
 def pass_on(connector, prefix, numbers, seconds):
-    """Gets payloads of the stage before, as they come, and puts each for the next one. Returns those that came."""
+    """Gets payloads of the previous stage as they come, and puts each for the next stage. Returns those that came."""
     came = []
     for number, data in as_they_come(connector, prefix, numbers, seconds):
         data = data.tensor if isinstance(data, RawPayload) else data
@@ -240,7 +240,7 @@ def pass_on(connector, prefix, numbers, seconds):
 
 
 def consume(connector, prefix, numbers, seconds):
-    """Which of the payloads of the stage before never came, and which of those that came were not what was put."""
+    """Which payloads of the previous stage never came, and which of those that came differ from what was put."""
     waiting, wrong = set(numbers), []
     for number, data in as_they_come(connector, prefix, numbers, seconds):
         if digest(data) != digest(payload(KINDS[number % len(KINDS)], number)):
@@ -250,7 +250,8 @@ def consume(connector, prefix, numbers, seconds):
 
 
 def race(connector, from_stage, keys, taken):
-    """The keys that this one got. `taken`: a file of all that anybody got, which ends the race; a minute does, too."""
+    """The keys that this reader got. `taken`: a file of all keys that any reader got. The race ends when it is
+    complete, or after a minute."""
     got, limit = [], time.monotonic() + 60
     waiting = set(keys)
     with open(taken, "a+", encoding="utf-8", buffering=1) as of_all:
@@ -269,14 +270,14 @@ def health(connector):
 
 
 def named_memory(connector):  # pylint: disable=unused-argument
-    """Files of /dev/shm that the process has open or mapped: they would stay when it is killed."""
+    """Files of /dev/shm that the process has open or mapped, which would stay if it were killed."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/" in line}
     opened = set()
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             opened.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except FileNotFoundError:  # that of the list itself
+        except FileNotFoundError:  # the entry of the listing itself
             continue
     return sorted(mapped | {name for name in opened if name.startswith("/dev/shm/")})
 

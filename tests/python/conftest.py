@@ -1,4 +1,4 @@
-"""What the tests share: a supervisor of their own, engines with small caches, other processes."""
+"""Shared by the tests: a supervisor of their own, engines with small caches, other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import troupe
 
-#: Generous: a machine may be busy. Nothing is decided by how long something takes.
+# Generous, since a machine may be busy. No result depends on how long something takes.
 PATIENCE = 120.0
 
 TOKENS = 10
@@ -31,7 +31,7 @@ security: {{mode: none}}
 stages:"""
 
 
-# Nobody here is blamed for a machine that is busy.
+# No peer is given up because the machine is busy.
 _PATIENT = "transport: {peer_silence: 1min, connect_timeout: 1min}"
 
 
@@ -58,7 +58,7 @@ def small_layout() -> troupe.Layout:
 
 
 def opaque_layout(packing: str = "tiles", model: bytes = b"") -> troupe.Layout:
-    """The first layer of `small_layout`, and one of which a head of a block is 24 packed bytes: two regions."""
+    """The first layer of `small_layout`, and a layer with 24 packed bytes per head of a block: two regions."""
     packed = troupe.LayerShape(troupe.LayerKind.OPAQUE, kv_heads=2, packing=packing, unit=troupe.OpaqueUnit.BLOCK_HEAD)
     heads = troupe.Plane(region=1, heads=2, base=0, block_stride=48, token_stride=0, head_stride=24, head_bytes=24)
     layers = [small_layout().layers()[0], (packed, [heads])]
@@ -66,7 +66,7 @@ def opaque_layout(packing: str = "tiles", model: bytes = b"") -> troupe.Layout:
 
 
 def grouped_layout() -> troupe.Layout:
-    """4 layers over the bytes of the 2 of `small_layout`: 0 and 2 keep everything, 1 and 3 a window."""
+    """4 layers over the bytes of the 2 of `small_layout`: 0 and 2 keep every token, 1 and 3 a window."""
     own = small_layout().layers()
     layers = [own[0], own[0], own[1], own[1]]
     groups = [troupe.LayerGroup((0, 2)), troupe.LayerGroup((1, 3))]
@@ -78,7 +78,7 @@ def pattern(size: int) -> bytearray:
 
 
 def assert_same_cache(ours: memoryview, theirs: memoryview) -> None:
-    """Every head of every token of RECEIVED is that of SENT."""
+    """Checks that every head of every token in RECEIVED equals that in SENT."""
     layout = small_layout()
     for layer in range(2):
         for plane in range(2):
@@ -131,7 +131,7 @@ def supervisor(tmp_path: Path, _quiet: None) -> Iterator[Supervisor]:
 
 @pytest.fixture
 def open_supervisor(tmp_path: Path, _quiet: None) -> Iterator[Supervisor]:
-    """Of a stage that no file names a node of."""
+    """The deployment with one stage whose nodes no file names."""
     started = Supervisor(tmp_path, open_deployment)
     yield started
     started.end()
@@ -172,14 +172,14 @@ def pair(supervisor: Supervisor) -> Iterator[Pair]:
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Runs it `count` times at once, each time with its number; raises the first of what was raised."""
+    """Runs it `count` times at once, each with its number; raises the first exception."""
     with ThreadPoolExecutor(count) as pool:
         for ended in [pool.submit(work, number) for number in range(count)]:
             ended.result(PATIENCE)
 
 
 def run_python(code: str, *arguments: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
-    """Another process with this interpreter."""
+    """Starts another process with this interpreter."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout, check=False
     )

@@ -1,11 +1,12 @@
-"""Two processes whose caches are torch tensors of a GPU. By hand, on a machine with one: CI has none.
+"""Two processes whose caches are torch tensors of a GPU. By hand, on a machine with a GPU: CI has none.
 
 Usage: TROUPE_COMMAND=troupe gpu_pair.py [--gpus PREFILL,DECODE] [--masked] [--blocks N]
 
-Moves a prompt in every form that `Memory.of` takes (tensor, storage, __dlpack__, __cuda_array_interface__), pushed
-layer by layer behind events of the computing stream, and pulled at once, with the decode side's stream waiting on the
-GPU.
-Compares every byte, and that what must be refused is. Exits with 0 and prints what moved, or says what is wrong.
+Moves a prompt in every form that `Memory.of` takes (tensor, storage, __dlpack__, __cuda_array_interface__): pushed
+layer by layer behind events of the computing stream, and pulled at once, with the decode side's stream waiting on
+the GPU.
+Compares every byte, and checks that invalid calls are refused. Exits with 0 and prints what moved, or says what is
+wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PATIENCE = 120.0
 
 
 class Interface:
-    """What has `__cuda_array_interface__` and nothing else."""
+    """An object that has only `__cuda_array_interface__`."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -38,7 +39,7 @@ class Interface:
 
 
 class Dlpack:
-    """The same of `__dlpack__`."""
+    """An object that has only `__dlpack__`."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -80,24 +81,24 @@ def layout_of(blocks: int) -> troupe.Layout:
 
 
 def numbers(tokens: int, device: torch.device) -> Any:
-    """What token t of layer l has: [layer][kv][token][head][dim], different everywhere."""
+    """The values of token t of layer l: [layer][kv][token][head][dim], different everywhere."""
     count = LAYERS * 2 * tokens * HEADS * DIM
     mixed = (torch.arange(count, device=device, dtype=torch.int64) * 2654435761) % 65521
     return mixed.to(torch.int16).view(LAYERS, 2, tokens, HEADS, DIM)
 
 
 def cache_of(blocks: int, device: torch.device) -> Any:
-    """[layer][block][kv][token][head][dim], as `Layout.packed` has it."""
+    """[layer][block][kv][token][head][dim], as in `Layout.packed`."""
     return torch.zeros((LAYERS, blocks, 2, BLOCK, HEADS, DIM), dtype=torch.int16, device=device)
 
 
 def blocks_of(count: int, step: int) -> list[int]:
-    """All of them, shuffled: `step` has no divisor in common with `count`."""
+    """All block numbers, shuffled: `step` is coprime to `count`."""
     return [i * step % count for i in range(count)]
 
 
 def place_of(cache: Any, layer: int, blocks: list[int]) -> Any:
-    """The blocks of a layer, in the order of the prompt: a copy."""
+    """A copy of the blocks of a layer, in the order of the prompt."""
     return cache[layer, blocks]
 
 
@@ -162,7 +163,7 @@ def decode(options: argparse.Namespace, text: str) -> None:
 
 
 def refuse_what_must_be(cache: Any, text: str) -> None:
-    """Each with its error, and nothing lost: the engine that runs goes on."""
+    """Each invalid call gets its error, and nothing is lost: the running engine goes on."""
     small = cache[:, :1, :, :1].contiguous()
     try:
         troupe.Engine("decode-0", text=text, layout=layout_of(cache.shape[1]), regions=[small]).stop()
@@ -224,7 +225,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.side:
         troupe.configure_logging(level="warn")
-        torch.cuda.set_device(options.gpu)  # torch exports, by DLPack, what lies on its current GPU alone
+        torch.cuda.set_device(options.gpu)  # by DLPack, torch exports only memory of its current GPU
         side = {"prefill": prefill, "decode": decode}[options.side]
         side(options, deployment(options.port, options.mode))
         return

@@ -1,7 +1,7 @@
-"""The wheel as its users get it: built from an installed Troupe, and made to bring along what it links, by names of
-files and symbols that nothing else in a process has.
+"""Builds the wheel as its users get it, from an installed Troupe. The wheel includes the libraries that it links,
+under file and symbol names that nothing else in a process has.
 
-    make_wheel.py BUILD FOLDER        makes that of a build folder of Troupe, and prints its path
+    make_wheel.py BUILD FOLDER        makes the wheel of a build folder of Troupe, and prints its path
 """
 import os
 import pathlib
@@ -16,10 +16,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOOLS = pathlib.Path(sys.executable).parent
 PLATFORM = "manylinux_2_35_x86_64"
 SECONDS = 300
-# The C++ libraries that libtroupe calls. A process may have another release of one, and the loader looks for a symbol
-# in all that the process began with before it looks in the library beside the caller.
+# The C++ libraries that libtroupe calls. A process may have another release of one of them, and the loader searches
+# everything that the process began with before it searches the library beside the caller.
 NAMESPACES = re.compile("^_Z.*(3caf|4YAML)")
-SUFFIX = ".troupe"  # demanglers show it as that of a clone
+SUFFIX = ".troupe"  # demanglers show it like the suffix of a clone
 
 
 def run(*words, **options):
@@ -54,7 +54,7 @@ def is_program(path):
 
 
 def defined_symbols(library):
-    """Name and type of those that others may bind."""
+    """Name and type of the symbols that other libraries may bind."""
     with open(library, "rb") as file:
         for symbol in ELFFile(file).get_section_by_name(".dynsym").iter_symbols():
             if symbol["st_shndx"] != "SHN_UNDEF":
@@ -62,7 +62,7 @@ def defined_symbols(library):
 
 
 def rename_symbols(wheel, renamed, table):
-    """In the libraries and in all that call them."""
+    """Renames the symbols in the libraries and in all that call them."""
     with InWheel(wheel, renamed) as unpacked:
         programs = [path for path in sorted(unpacked.rglob("*")) if is_program(path)]
         names = {name for path in programs for name, _ in defined_symbols(path) if NAMESPACES.match(name)}

@@ -1,5 +1,5 @@
-"""A program written for NIXL's Python API, which test_nixl.py runs with another import: a target, in a process of its
-own, lends blocks of memory; an initiator reads and writes them. Prints a line for each thing that went right."""
+"""A program written for NIXL's Python API, which test_nixl.py runs with another import: a target in a process of
+its own lends blocks of memory; an initiator reads and writes them. Prints a line for each success."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wait_for_notif(agent: nixl_agent, sender: str, tag: bytes) -> None:
 
 
 def target() -> None:
-    # NIXL writes its log to the output.
+    # NIXL writes its log to standard output.
     wire = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     agent = nixl_agent("target", nixl_agent_config(backends=["UCX"]))

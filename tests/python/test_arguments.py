@@ -1,4 +1,4 @@
-"""Wrong types, shapes, memory and times: an exception that names the argument, and nothing begun."""
+"""Wrong types, shapes, memory and times: an exception names the argument, and nothing is begun."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from troupe import _dlpack
 
 
 class Tensor:
-    """As much of a torch tensor as is looked at."""
+    """The part of a torch tensor's interface that is used."""
 
     def __init__(self, memory: bytearray, *, contiguous: bool = True, is_cuda: bool = False) -> None:
         self._memory = troupe.Memory.of(memory)
@@ -62,7 +62,7 @@ class Storage:
 
 
 class Interface:
-    """An array that is known by its interface alone."""
+    """An array that is recognised by its interface alone."""
 
     def __init__(
         self, address: int, size: int, *, readonly: bool = False, strides: tuple[int, ...] | None = None
@@ -77,14 +77,14 @@ class Interface:
 
 
 class CudaInterface:
-    """An array of a GPU that is known by its interface alone."""
+    """An array of a GPU that is recognised by its interface alone."""
 
     def __init__(self, memory: bytearray) -> None:
         self.__cuda_array_interface__ = Interface(troupe.Memory.of(memory).address, len(memory)).__array_interface__
 
 
 class Exporter:
-    """A tensor of 16-bit elements that is known by DLPack alone, and counts who has given it back."""
+    """A tensor of 16-bit elements that is recognised by DLPack alone, and counts how often it was released."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Exporter:
     ) -> None:
         self._versioned, self._device, self.given_back = versioned, device, 0
         shape = ((len(memory) - offset) // 2,) if strides is None or len(strides) == 1 else (2, 3)
-        self._memory = memory  # as its own numbers, which the tensor points to
+        self._memory = memory  # the numbers that the tensor points to
         self._shape = (ctypes.c_int64 * len(shape))(*shape)
         self._strides = (ctypes.c_int64 * len(shape))(*strides) if strides else None
         tensor = _dlpack._DLTensor(
@@ -177,7 +177,7 @@ def test_memory_knows_whether_it_is_said_to_be_of_a_gpu() -> None:
 
 
 def test_a_cache_on_a_gpu_that_the_library_cannot_reach_is_refused(supervisor: Supervisor) -> None:
-    """As by a library that was built without code for GPUs. Else each load would fail, far from here."""
+    """Simulates a library built without GPU code. Otherwise each load would fail, far from here."""
     cache = Tensor(bytearray(small_layout().region_sizes()[0]), is_cuda=True)
     with pytest.raises(troupe.TroupeError, match=r"the cache is in memory of a GPU.*TROUPE_GPU=cuda") as raised:
         troupe.Engine("prefill-0", text=supervisor.text, layout=small_layout(), regions=[cache])
@@ -350,7 +350,7 @@ def test_a_part_of_a_model_comes_back_and_is_named_where_it_is_none() -> None:
     whole = troupe.Layout.packed(shapes * 4, dtype="bf16", block_tokens=4, blocks=8, total_layers=8)
     assert made.fingerprint() == whole.fingerprint()
     made.check_compatible(whole)
-    groups = [troupe.LayerGroup((0, 1)), troupe.LayerGroup(())]  # of the second one another part has layers
+    groups = [troupe.LayerGroup((0, 1)), troupe.LayerGroup(())]  # another part has layers of the second group
     grouped = troupe.Layout(
         made.layers(), dtype="bf16", block_tokens=4, blocks=8, groups=groups, first_layer=3, total_layers=8
     )
@@ -403,7 +403,7 @@ def test_opaque_layers_and_models_that_are_none_or_others_are_named() -> None:
     one, two = opaque_layout(model=b"\1" * 32), opaque_layout(model=b"\2" * 32)
     assert "the hash of the model is 0101010101010101" in mismatch(one, two)
     assert one.fingerprint() != two.fingerprint()
-    one.check_compatible(opaque_layout())  # which does not say its model
+    one.check_compatible(opaque_layout())  # this one does not name its model
 
 
 def test_layouts_have_one_fingerprint_if_they_are_of_one_shape() -> None:

@@ -13,7 +13,7 @@ from troupe import io
 from troupe.async_agent import Loss
 
 SIZE = 1 << 16
-#: Nobody is lost on a busy machine.
+# No peer is lost on a busy machine.
 PATIENT = {"peer_silence": PATIENCE, "connect_timeout": PATIENCE}
 
 
@@ -57,7 +57,7 @@ def notify_as_much_as_it_takes(peer: io.Peer) -> list[bytes]:
 
 
 async def notify_when_there_is_room(peer: io.Peer, data: bytes) -> None:
-    """That earlier ones were read is not known at once."""
+    """The sender does not know at once that earlier notices were read."""
     while True:
         try:
             return peer.notify(data)
@@ -81,7 +81,7 @@ def test_transfers_are_awaited_and_notices_iterated_over(backend: str) -> None:
             notice = await soon(said)
             assert isinstance(notice, io.Notice)
             assert (notice.sender, notice.data) == ("a", b"all of it")
-            assert await soon(two.a.wait(last)) == io.Status(io.State.DONE, 8)  # as often as one likes
+            assert await soon(two.a.wait(last)) == io.Status(io.State.DONE, 8)  # repeating it is allowed
             await two.b.deregister(two.lent, PATIENCE)
             with pytest.raises(troupe.TroupeError, match="grant_revoked"):
                 await soon(two.a.wait(two.session.write([(0, 0, 8)])))
@@ -107,7 +107,7 @@ def test_a_transfer_is_posted_and_awaited_again_and_again() -> None:
 def test_a_cancelled_wait_leaves_the_transfer_as_it_is() -> None:
     async def main() -> None:
         async with both(backends=["tcp"]) as two:
-            silent = io.Agent("silent", threads=0, backends=["tcp"], **PATIENT)  # nobody drives it
+            silent = io.Agent("silent", threads=0, backends=["tcp"], **PATIENT)  # it is never driven
             lent = silent.allocate(SIZE)
             peer = two.a.agent.add_peer(silent.describe())
             sent = peer.session(two.kv, lent.number).write()
@@ -133,7 +133,7 @@ def test_notices_that_nobody_asks_for_stay_at_the_agent_and_none_is_told_twice()
             sent = notify_as_much_as_it_takes(two.peer)
             assert len(sent) >= 64
             heard = []
-            while len(heard) < len(sent):  # each time by another reader
+            while len(heard) < len(sent):  # each time with another reader
                 notice = await soon(anext(two.b.notices()))
                 assert isinstance(notice, io.Notice)
                 heard.append(notice.data)
@@ -168,7 +168,7 @@ def test_a_peer_that_is_lost_is_told_of() -> None:
 def test_whoever_waits_hears_that_the_agent_was_closed() -> None:
     async def main() -> None:
         async with both(backends=["tcp"]) as two:
-            silent = io.Agent("silent", threads=0, backends=["tcp"], **PATIENT)  # nobody drives it
+            silent = io.Agent("silent", threads=0, backends=["tcp"], **PATIENT)  # it is never driven
             silent.allocate(SIZE)
             peer = two.a.agent.add_peer(silent.describe())
             sent = peer.session(two.kv, peer.memories()[0]).write()

@@ -109,18 +109,18 @@ def test_blocks_of_the_pool_come_back_whoever_was_told_of_them(supervisor: Super
             def begin(request: str) -> troupe.Operation:
                 return decode.receive(request, sources=["prefill-0"], tokens=TOKENS)
 
-            # Nobody was told: the events were left before there was one.
+            # No consumer was told: the events came before there was one.
             left = begin("left")
             first = asyncio.ensure_future(anext(decode.events(left)))
             first.cancel()
             decode.abort(left, "enough")
             both = await asyncio.gather(decode.wait(left), decode.wait(left), return_exceptions=True)
-            for told in both:  # each its own error, not that of blocks which the other one gave back
+            for told in both:  # each gets its own error, not that of the blocks which the other one gave back
                 assert isinstance(told, troupe.TroupeError)
                 assert told.code == troupe.ErrorCode.ABORTED, told
             assert await are_back(before)
 
-            # Somebody was, and forgets it.
+            # A consumer was told, and forgets the operation.
             told_of = begin("told")
             async for event in decode.events(told_of):
                 assert isinstance(event, troupe.Allocated)

@@ -1,6 +1,6 @@
-"""What many transfers, many threads and the death of a peer leave behind: nothing.
+"""Many transfers, many threads and the death of a peer must leave nothing behind.
 
-TROUPE_TRANSFERS: how many one after the other (5,000); 100,000 by hand.
+TROUPE_TRANSFERS: how many transfers, one after another (5,000); 100,000 by hand.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import pytest
 import troupe
 from conftest import PATIENCE, RECEIVED, TOKENS, Pair, Supervisor, in_threads, small_layout
 
-# By how far the link had come.
+# Depends on how far the link had come.
 ENDS_OF_A_PEER = (troupe.ErrorCode.PEER_LOST, troupe.ErrorCode.LINK_BROKEN, troupe.ErrorCode.PEER_UNREACHABLE)
 _PR_SET_THP_DISABLE = 41  # linux/prctl.h
 TRANSFERS = int(os.environ.get("TROUPE_TRANSFERS", "5000"))
 
 
 def keep_pages_small() -> None:
-    """As tests/support/process_memory.hpp does: pages that the kernel puts together are no growth of ours."""
+    """As in tests/support/process_memory.hpp: pages that the kernel merges are no growth of ours."""
     ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def held_by_this_process() -> tuple[int, int, int]:
-    """Bytes of memory, descriptors, threads."""
+    """Counts of bytes of memory, descriptors and threads."""
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
@@ -41,7 +41,7 @@ def test_transfers_one_after_the_other_leave_nothing(pair: Pair) -> None:
         pair.prefill.wait(send, PATIENCE)
 
     keep_pages_small()
-    # What is remembered of the last transfers is full after a part of them.
+    # The bounded record of recent transfers is full after part of them.
     begin = max(TRANSFERS // 5, 1000)
     for number in range(begin):
         transfer(number)
@@ -49,7 +49,7 @@ def test_transfers_one_after_the_other_leave_nothing(pair: Pair) -> None:
     for number in range(begin, TRANSFERS):
         transfer(number)
     memory_after, *others = held_by_this_process()
-    # What the allocator keeps for itself is no growth; 64 bytes of each transfer would be.
+    # Memory that the allocator keeps is no growth; 64 bytes for each transfer would be.
     assert memory_after - memory < 64 * (TRANSFERS - begin) + (2 << 20)
     assert others == [descriptors, threads]
 

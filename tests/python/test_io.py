@@ -22,7 +22,7 @@ from conftest import PATIENCE, pattern
 from troupe import io
 
 SIZE = 1 << 16
-#: Nobody is lost on a busy machine.
+# No peer is lost on a busy machine.
 PATIENT = {"peer_silence": PATIENCE, "connect_timeout": PATIENCE}
 
 
@@ -66,7 +66,7 @@ def test_bytes_arrive_and_the_notice_behind_them(backend: str) -> None:
     agents.theirs[100:200] = bytes(100)
     agents.session.read([(0, 100, 50), (50, 150, 50)]).wait(PATIENCE)
     assert agents.ours[:100] == bytes(100)
-    notice.peer.notify(b"thanks")  # the one who was greeted answers
+    notice.peer.notify(b"thanks")  # the greeted agent answers
     assert [one.data for one in agents.a.take_notices(timeout=PATIENCE)] == [b"thanks"]
     agents.close()
 
@@ -197,7 +197,7 @@ def test_agents_know_each_other_by_a_secret(both: Both, tmp_path: Path) -> None:
         described = lender.describe()
         peer = friend.add_peer(described)
         peer.session(friend.allocate(64), lent).write().wait(PATIENCE)
-        for other in (stranger, both.a):  # with the descriptor alone
+        for other in (stranger, both.a):  # knows only the descriptor
             with refused(troupe.ErrorCode.UNAUTHORIZED):
                 other.add_peer(described).connect(PATIENCE)
     with pytest.raises(troupe.TroupeError, match="no/such/secret"):
@@ -207,7 +207,7 @@ def test_agents_know_each_other_by_a_secret(both: Both, tmp_path: Path) -> None:
 
 
 def _wait_for_stop(pid: int) -> None:
-    """Until every thread of it stands still."""
+    """Waits until every thread of it is stopped."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         while (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T":
             time.sleep(0.001)
@@ -248,7 +248,7 @@ def test_two_processes(both: Both) -> None:
 
 
 def _event(agent: io.Agent, kind: type) -> io.Event:
-    """The next one of its kind."""
+    """The next event of this kind."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         for event in agent.take(1, timeout=1):
@@ -400,7 +400,7 @@ def test_memory_is_kept_where_a_signal_comes_as_it_is_registered(
 
 
 def authority(folder: Path) -> io.Security:
-    """How agents know each other whose certificates are of one authority, and new."""
+    """How agents recognise each other if their certificates come from one new authority."""
     subprocess.run(
         [os.environ["TROUPE_COMMAND"], "certs", "init", folder, "--cluster", "demo"], check=True, capture_output=True
     )

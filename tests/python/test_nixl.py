@@ -113,7 +113,7 @@ def test_bytes_and_notifications(prog_thread: bool) -> None:
 
 def test_indices_choose_and_a_strided_list_has_an_entry_for_each_block(pair: Pair) -> None:
     class Array:
-        """As much of an array of numpy as is looked at."""
+        """The part of a numpy array's interface that is used."""
 
         def tolist(self) -> list[list[int]]:
             return [[pair.here, 64, 0, 128, 4]]
@@ -236,7 +236,7 @@ def test_lists_of_descriptors(pair: Pair) -> None:
     assert list(pair.a.get_remote_descs([(4096, 16, 0, "b")], "DRAM")) == [(4096, 16, 0, "b")]
     tensors = [Tensor(bytearray(10)), Tensor(bytearray(20))]
     assert [row[1] for row in pair.a.get_xfer_descs(tensors)] == [10, 20]
-    # What is none is None and a line in the log, as in NIXL.
+    # An invalid argument gives None and a line in the log, as in NIXL.
     scattered = Tensor(bytearray(4), contiguous=False)
     for given, kind in ((rows, None), ([(1, 2)], "DRAM"), (registered, None), (scattered, None)):
         assert pair.a.get_xfer_descs(given, kind) is None

@@ -24,7 +24,7 @@ from conftest import (
 )
 
 LABELS = {"engine": "one", "http": "10.0.0.1:8000"}
-#: Nobody listens there; engines start anyway.
+# No supervisor listens at this port; engines start anyway.
 NOBODY = 9
 
 
@@ -174,7 +174,7 @@ def test_engines_that_joined_are_awaited(open_supervisor: Supervisor) -> None:
 
 
 def told_until(engine: troupe.Engine, node: str, state: str) -> list[troupe.MemberEvent]:
-    """Events of members up to the one of that node in that state, which is the last of them."""
+    """The member events up to the one that shows that node in that state, which is the last."""
     told: list[troupe.MemberEvent] = []
     while not told or (told[-1].node, told[-1].state) != (node, state):
         (event,) = engine.take(1, timeout=PATIENCE)
@@ -205,7 +205,7 @@ def test_an_engine_that_watches_is_told_of_the_others_life_by_life(open_supervis
     assert {event.node for event in there + ended} <= {"engines.a.0", "engines.b.0"}
     put = watching.put("engines.w.0", "key", b"value")
     two.b.stop()
-    watching.wait(put, PATIENCE)  # takes no event of a member
+    watching.wait(put, PATIENCE)  # takes no member event
     told_until(watching, "engines.b.0", "gone")
     watching.stop()
     assert watching.take() == []

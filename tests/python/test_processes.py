@@ -13,7 +13,7 @@ from conftest import PATIENCE, Pair, Supervisor, run_python
 
 
 def in_child(body: object) -> int:
-    """The exit code of a forked child that runs it: 0 when it says True."""
+    """The exit code of a forked child that runs it: 0 if it returns True."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -128,7 +128,7 @@ engine = troupe.Engine("prefill-0", text=sys.argv[1])
 
 
 def test_an_engine_may_be_stopped_after_the_interpreter_has_ended_it(supervisor: Supervisor) -> None:
-    """What was registered with atexit before the first engine runs after the engines' own end."""
+    """Functions registered with atexit before the first engine run after the engines' own end."""
     ended = run_python(_STOPS_AT_THE_END, supervisor.text)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "stopped\n"
@@ -168,6 +168,6 @@ def test_eight_engines_one_after_the_other_leave_nothing_open(supervisor: Superv
         once()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     limit = time.monotonic() + PATIENCE
-    while len(os.listdir("/proc/self/task")) > threads:  # the kernel lists one for a moment that was joined
+    while len(os.listdir("/proc/self/task")) > threads:  # a joined thread is still listed for a moment
         assert time.monotonic() < limit, "threads are left"
         time.sleep(0.01)

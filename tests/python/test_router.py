@@ -1,4 +1,5 @@
-"""The router's parts that need no server: what it reads, chooses and knows of a text. Whole ones: tests/router."""
+"""The router's parts that need no server: what it reads, chooses and knows of a text. tests/router tests the whole.
+"""
 
 from __future__ import annotations
 
@@ -219,7 +220,7 @@ def test_headers_that_no_request_may_have_do_not_go_on() -> None:
     assert read(COMPLETIONS, b"{}", {"authorization": "Bearer k"}, "id").headers["authorization"] == "Bearer k"
 
 
-# -- what engines are asked
+# -- requests to engines
 
 
 def test_the_engine_of_the_prompt_is_asked_for_one_token_and_the_cache() -> None:
@@ -260,7 +261,7 @@ def test_engines_that_are_asked_at_once_are_told_of_one_transfer() -> None:
     }
 
 
-# -- what was said
+# -- the text so far
 
 
 def chunk(text: str = "", tokens: list[int] | None = None, **more: Any) -> dict[str, Any]:
@@ -283,7 +284,7 @@ def test_a_text_can_be_continued_behind_its_last_whole_character() -> None:
     assert texts(said.take(chunk("é", [3]))) == ["", "é"]
     assert said.tokens == [1, 2, 3]
     said.take(chunk("", [4]))
-    said.begin()  # it broke: the half is said again by the next engine
+    said.begin()  # the stream broke: the next engine sends the half again
     [told] = said.take(chunk("ü", [4, 5], prompt_token_ids=[7, 8, 1, 2, 3]))
     assert (said.prompt, said.tokens) == ([7, 8], [1, 2, 3, 4, 5])
     assert told["choices"][0] == {"index": 0, "text": "ü", "finish_reason": None}
@@ -305,7 +306,7 @@ def test_a_client_of_token_ids_waits_for_no_more_of_them_than_a_character_can_ha
     said = Said(chat=False, wants_tokens=True)
     said.begin()
     told = [len(said.take(chunk("", [token]))) for token in range(8)]
-    assert told == [0, 0, 0, 4, 1, 1, 1, 1]  # engines without a tokenizer never say text
+    assert told == [0, 0, 0, 4, 1, 1, 1, 1]  # engines without a tokenizer never send text
     assert said.tokens == list(range(8))
 
 
@@ -345,7 +346,7 @@ def test_text_without_its_tokens_and_several_choices_are_not_continued() -> None
         assert said.fixed
 
 
-# -- what is asked for the rest
+# -- requests for the rest
 
 
 def said_so_far() -> Said:
@@ -379,7 +380,7 @@ def test_the_rest_is_asked_for_by_tokens() -> None:
 @pytest.mark.parametrize(
     ("body", "longest", "left"),
     [
-        ({"prompt": "x"}, None, 13),  # the default of the endpoint is 16
+        ({"prompt": "x"}, None, 13),  # the endpoint's default is 16
         ({"prompt": "x", "max_tokens": 10}, 9, 4),
         ({"messages": []}, 20, 15),
         ({"messages": [], "max_completion_tokens": 6, "max_tokens": 99}, 50, 3),
@@ -677,7 +678,7 @@ def test_a_cancellation_that_comes_with_the_result_is_no_result() -> None:
         for _ in range(3):
             await asyncio.sleep(0)
         result.set_result(None)
-        await asyncio.sleep(0)  # the work has ended, the waiting one has not heard it
+        await asyncio.sleep(0)  # the work has ended, but the waiting request does not know it yet
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -746,7 +747,7 @@ def test_an_engine_of_the_settings_that_is_missing_for_long_is_down_and_stays() 
     [a] = fleet
     a.ready = True
     roster.adopt({}, 0)
-    assert a.usable  # no membership had it
+    assert a.usable  # no membership listed it yet
     roster.adopt({"node:n": entry(role="decode")}, 1)
     roster.adopt({}, 2)
     assert a.usable
@@ -788,7 +789,7 @@ def found_at_one_address(nodes: list[dict[str, Any]]) -> Instance:
 
 
 def writer() -> Instance:
-    """An engine that only writes texts, whose caches are pushed to it."""
+    """An engine that only writes texts, and whose caches are pushed to it."""
     return Instance("http://d:1", prefills=False, decodes=True, mode="write")
 
 
@@ -831,7 +832,7 @@ def test_an_engine_that_was_started_again_or_has_gone_does_not_push_as_it_did() 
 
 
 class Supervisor:
-    """In place of a `Cluster`. `gate`: while it is not set, nothing is placed. `away`: nobody hears."""
+    """Replaces a `Cluster`. `gate`: while it is not set, nothing is placed. `away`: no call gets through."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -891,7 +892,7 @@ def test_a_supervisor_that_is_late_is_not_asked_again_until_it_has_answered(monk
         assert (members.reachable, supervisor.heard) == (True, [])
         supervisor.gate.set()
         await until(lambda: members.may_place(None))
-        # It counted the request when it had ended already.
+        # The supervisor counted the request after it had already ended.
         await until(lambda: supervisor.heard == ["place a", "finished a"])
 
     with_supervisor(work, monkeypatch)
@@ -905,7 +906,7 @@ def test_a_request_that_is_placed_once_more_names_the_nodes_that_failed_and_ends
         await members.place("a", None, ["prefill-0", "decode-0"])
         members.finished("a")
         await until(lambda: supervisor.heard == ["place a", "place a prefill-0 decode-0", "finished a"])
-        # One that did not come to ask again was still placed.
+        # A request that never came to ask again was placed nevertheless.
         await members.place("b", None)
         supervisor.gate.clear()
         busy = [asyncio.create_task(members.place(str(number), None)) for number in range(8)]

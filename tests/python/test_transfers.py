@@ -94,7 +94,7 @@ def test_events_of_one_operation_come_in_order_through_the_descriptor(pair: Pair
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("when", ["begun", "ready", "sealed"])
 def test_an_abort_ends_both_sides_or_comes_too_late(pair: Pair, side: str, when: str) -> None:
-    # Of a receive that never reached it the prefill side hears nothing: its send ends at its deadline.
+    # The prefill side hears nothing of a receive that never reached it: its send ends at its deadline.
     send = pair.prefill.send("r", SENT, deadline=2.0 if when == "begun" else None)
     receive = pair.receive()
     if when != "begun":
@@ -103,7 +103,7 @@ def test_an_abort_ends_both_sides_or_comes_too_late(pair: Pair, side: str, when:
         assert isinstance(landed[0], troupe.Layers)
     if when == "sealed":
         pair.prefill.seal(send, TOKENS)
-    # A source that was not asked yet hears nothing of a receive that is given up: its engine gives it up, too.
+    # A source that was not asked yet hears nothing of an abandoned receive, so its engine gives it up, too.
     whole = [(pair.prefill, send), (pair.decode, receive)]
     for engine, operation in whole[:1] if side == "prefill" else reversed(whole):
         with contextlib.suppress(troupe.TroupeError):  # it has ended already
@@ -124,7 +124,7 @@ def test_an_abort_ends_both_sides_or_comes_too_late(pair: Pair, side: str, when:
     else:
         assert troupe.ErrorCode.ABORTED in codes
         assert codes <= {troupe.ErrorCode.ABORTED, troupe.ErrorCode.DEADLINE}
-    # Nothing is left behind: the same blocks carry the next request.
+    # Nothing is left: the same blocks carry the next request.
     send, receive = pair.send("again"), pair.receive("again")
     pair.finish(send)
     assert pair.decode.wait(receive, PATIENCE).bytes_moved == MOVED

@@ -1,5 +1,5 @@
-"""The wheel as its users get it, installed in a bare environment of every Python from 3.10 that this machine has, and there
-neither compiler nor checkout.
+"""Installs the wheel as its users get it in a bare environment of every Python from 3.10 on that this machine has,
+without compiler or checkout.
 
     wheel_test.py BUILD          a build folder of Troupe
 """
@@ -18,7 +18,7 @@ from make_wheel import PLATFORM, ROOT, SECONDS, SUFFIX, defined_symbols, make_wh
 
 BUILD = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-# What every Linux of that age has (PEP 600), and the loader.
+# Libraries that every Linux of that age has (PEP 600), and the loader.
 OF_THE_SYSTEM = re.compile(r"^(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux-x86-64)\.so\.\d+$")
 
 
@@ -28,7 +28,7 @@ def needed(program):
 
 
 def pythons():
-    """Of each version that this machine has: one."""
+    """One interpreter of each version that this machine has."""
     for version in VERSIONS:
         name = f"python{version}"
         try:
@@ -65,13 +65,13 @@ class Wheel(unittest.TestCase):
         return self.folder / "unpacked"
 
     def install(self, python, home):
-        """The programs of a bare environment of this Python that has the wheel and nothing else."""
+        """The programs of a bare environment of this Python with only the wheel."""
         run(python, "-m", "venv", home / "bare")
         run(home / "bare/bin/python", "-m", "pip", "install", "--quiet", "--no-index", self.wheel)
         return home / "bare/bin"
 
     def run_pair(self, home, **variables):
-        """The engines of the examples, whose processes have these variables besides."""
+        """Runs the engines of the examples, whose processes get these variables as well."""
         programs = home / "bare/bin"
         said = " ".join(f"{name}={value}" for name, value in variables.items())
         examples = home / "examples"
@@ -90,7 +90,7 @@ class Wheel(unittest.TestCase):
                     continue
                 self.assertIn(library, brought, f"of {path.name}")
                 self.assertRegex(library, r"-[0-9a-f]{8}\.so", f"of {path.name}")
-        # Drivers of devices are the host's.
+        # Drivers of devices come from the host.
         self.assertFalse([name for name in brought if re.search("ibverbs|libnl|cuda|hip", name)])
 
     def test_it_serves_where_there_is_neither_compiler_nor_checkout(self):

@@ -1,5 +1,5 @@
-"""What docs/vllm.md and the manual say of the router: its commands run, its settings are the defaults, its options exist.
-vLLM's servers are doubles here; tests/engines/pair starts real ones as the document has it.
+"""Checks what docs/vllm.md and the manual say of the router: its commands run, its settings are the defaults, its
+options exist. vLLM's servers are doubles here; tests/engines/pair starts real ones as the document describes.
 
     documents_test.py TROUPE LIBRARY MANUAL DOCUMENT
 """
@@ -33,13 +33,13 @@ def blocks_of(language):
 
 
 def commands(program):
-    """The words of each, behind the program's name."""
+    """The arguments of each command, after the program's name."""
     found = [shlex.split(line[2:]) for block in blocks_of("console") for line in block.splitlines() if line.startswith("$ ")]
     return [words[1:] for words in found if words[0] == program]
 
 
 def router_with(option):
-    """The words of the document's router that has that option; "": of the one that has none."""
+    """The arguments of the document's router command that has this option; "": of the one without options."""
     [words] = [words for verb, *words in commands("troupe") if verb == "router" and (option in words if option else not words)]
     return words
 
@@ -51,7 +51,7 @@ class Documents(unittest.TestCase):
         self.addCleanup(end_supervisor, self.folder / "state")
 
     def curl(self, url):
-        """Every command of curl, with another port."""
+        """Runs every curl command, with another port."""
         for words in commands("curl"):
             words = [word.replace("http://127.0.0.1:8080", url).replace("MODEL", "tiny") for word in words]
             ended = subprocess.run(["curl", *words], capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -68,7 +68,7 @@ class Documents(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("curl"), "there is no curl")
     def test_the_router_finds_servers_that_join_by_the_file_of_several_machines(self):
-        """Its hosts are this one."""
+        """The document's hosts become this one."""
         [text] = [block for block in blocks_of("yaml") if block.startswith("cluster:")]
         certificates = self.folder / "certs"
         subprocess.run([os.environ["TROUPE_COMMAND"], "certs", "init", certificates, "--cluster", "vllm"], check=True,

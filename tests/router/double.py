@@ -1,20 +1,21 @@
-"""A double of a vLLM server, for what a real one cannot be made to do: it dies, stands still or fails where a test wants.
+"""A double of a vLLM server, for what a real one cannot be made to do: it dies, freezes or fails when a test wants.
 
-Its text is a function of the tokens before it, so that a text which was continued in the right place is that of one
-server alone. Every fifth token or so is the first half of a character: it has no text until the next one comes, and a
-prompt that ends in one gives nonsense, as vLLM's detokenizer does. A cache that is handed off is pinned until a decode
-has taken it, once.
+Its text is a function of the tokens before it, so a text that was continued in the right place equals that of one
+server alone. About every fifth token is the first half of a character: it has no text until the next token comes,
+and a prompt that ends in one gives nonsense, as with vLLM's detokenizer. A cache that is handed off is pinned until
+a decode has taken it, once.
 
-What it does besides, by POST /behave: `die_after` N tokens of a stream (SIGKILL), `stop_after` N (SIGSTOP), `break_after`
-N (its connection), `fail_after` N (an error in the stream), `abort_after` N (it ends as a server's does that stops), each
-only for whoever removes the file `trigger`, if there is one; `status` of every answer, `pause` seconds before each token,
-`mute`: it does not say token ids, `key`: what /v1/models wants as Authorization, `reason` N: so many tokens are reasoning.
-`raw`: its streams are these bytes, `cut` in pieces of N, `repeat` N times; `answer`: so are its answers of 200.
+Behaviour that a test sets by POST /behave. After N tokens of a stream: `die_after` N (SIGKILL), `stop_after` N
+(SIGSTOP), `break_after` N (breaks its connection), `fail_after` N (an error in the stream), `abort_after` N (it
+ends like a server's stream does when the server stops); if there is a file `trigger`, only the server that removes
+it does so. `status`: of every answer; `pause`: seconds before each token; `mute`: sends no token ids; `key`: the
+Authorization that /v1/models requires; `reason` N: the number of reasoning tokens. `raw`: its streams consist of
+these bytes, `cut` in pieces of N, `repeat` N times; `answer`: these bytes are its answers of 200.
 
-A cache that is pushed is a file in the folder `caches`, by the name of its transfer, for which a decode waits. The prefill
-answers when there is a file `gate`; the cache is there before that (`early`), or with it; with `keeps` 0 there is none, and
-both engines say so.
-GET /journal: the requests that it was asked, and how many of them ended before they were answered.
+A cache that is pushed is a file in the folder `caches`, named by its transfer, for which a decode waits. If there
+is a file `gate`, the prefill answers only once that exists; the cache is there before that (`early`), or with the
+answer. With `keeps` 0 there is no cache, and both engines say so.
+GET /journal: the requests that it received, and how many of them ended before they were answered.
 """
 import asyncio
 import hashlib
@@ -31,7 +32,7 @@ EOS = 999
 LONGEST = 512
 
 def next_token(tokens):
-    """Never the end by itself, and now and then half of a character."""
+    """Never the end by itself; sometimes half of a character."""
     digest = hashlib.blake2b(json.dumps(tokens).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") % EOS
 
@@ -41,7 +42,7 @@ def is_half(token):
 
 
 def text_of(tokens):
-    """Of whole characters: a half that nothing follows says nothing."""
+    """The text of whole characters: a half that nothing follows has no text."""
     said, half = "", None
     for token in tokens:
         if half is not None:
@@ -61,7 +62,7 @@ def ends_in_a_half(tokens):
 
 
 def tokens_of(text):
-    return [1 + byte % 4 for byte in text.encode()]  # never a half
+    return [1 + byte % 4 for byte in text.encode()]  # never a half character
 
 
 class Server:
@@ -116,7 +117,7 @@ class Server:
             raise
 
     async def fails_with_others(self):
-        """The first `fail_together` requests are answered at once, when the last of them is there."""
+        """The first `fail_together` requests are answered together, when the last of them has come."""
         count = self.behaviour.get("fail_together", 0)
         self.gathered += 1
         if self.gathered > count:
@@ -153,7 +154,7 @@ class Server:
         return web.json_response(text.whole(self.hand_off(body)))
 
     async def push(self, params):
-        """Makes a cache that somebody waits for, or ends its transfer."""
+        """Makes a cache that a decode waits for, or ends its transfer."""
         if not params.get("do_remote_decode") or "troupe" not in params or "caches" not in self.behaviour:
             return
         made = None
@@ -171,7 +172,7 @@ class Server:
             await asyncio.sleep(0.005)
 
     async def pushed(self, transfer):
-        """Waits for a cache; false: there will be none."""
+        """Waits for a cache; returns False if there will be none."""
         file = pathlib.Path(self.behaviour["caches"]) / transfer
         while not file.exists():
             await asyncio.sleep(0.005)
@@ -215,7 +216,7 @@ class Server:
         for _ in range(self.behaviour.get("repeat", 1)):
             for at in range(0, len(raw), step):
                 await response.write(raw[at:at + step])
-                await asyncio.sleep(0.001)  # each by itself
+                await asyncio.sleep(0.001)  # one event at a time
         return response
 
     async def stream(self, request, text):
@@ -262,7 +263,7 @@ class Server:
 
 
 class Text:
-    """One text, as it is written."""
+    """One text, in the course of being written."""
 
     def __init__(self, request, body, chat, prompt, most):
         self.body, self.chat, self.prompt, self.most = body, chat, prompt, most
@@ -321,7 +322,7 @@ def error(status, message):
 
 
 async def main(behaviour, listens=lambda port: None):
-    """`listens` is called once it does."""
+    """`listens` is called once the server listens."""
     server = Server(behaviour)
     runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()

@@ -1,5 +1,5 @@
-"""The router and a real supervisor of Troupe's: it finds the engines that join, takes placements, and hears of losses that
-no connection shows. The engines are doubles of vLLM's servers, each with a real node of Troupe's.
+"""The router and a real supervisor: the router finds the engines that join, gets placements, and hears of losses
+that no connection shows. The engines are doubles of vLLM's servers, each with a real node of Troupe's.
 
     members_test.py TROUPE LIBRARY      the troupe command, libtroupe.so.0
 """
@@ -22,8 +22,8 @@ PROMPT = "say something"
 
 
 def joins(replica, role, blocks, ranks=1, file=None, **more):
-    """Has a node of Troupe's for each rank, with the label of its HTTP server, and `more` labels. `file`: of its
-    deployment; none: it joins the open cluster of this machine."""
+    """Has a node of Troupe's for each rank, with the label of its HTTP server, and `more` labels. `file`: the
+    deployment of the node; None: it joins the open cluster of this machine."""
     where = {"file": file} if file else {"text": deployment_of(None)}
 
     def engine(rank, labels):
@@ -39,7 +39,7 @@ def joins(replica, role, blocks, ranks=1, file=None, **more):
 
 class Member(Double):
     def __init__(self, name, folder, role="both", said=None, **behaviour):
-        """`said`: of its nodes, beside its role."""
+        """`said`: labels of its nodes, besides the role."""
         join = joins(name, role, 8, **(said or {}))
         Forked.__init__(self, name, lambda: asyncio.run(double.main(behaviour, join)), folder)
 
@@ -50,7 +50,7 @@ class Members(unittest.TestCase):
         os.environ["XDG_STATE_HOME"] = str(self.folder / "state")
         self.addCleanup(end_supervisor, self.folder / "state")
         self.engines = {}
-        # Nothing is said of where anything is, and the router is the first to come.
+        # No address is configured anywhere, and the router starts first.
         self.front = self.enterContext(Router("router", self.folder, []))
 
     def join(self, *names, role="both", said=None, **behaviour):

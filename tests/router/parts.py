@@ -1,4 +1,4 @@
-"""What the tests of the router share: doubles and routers as processes of their own, and a client."""
+"""Shared by the tests of the router: doubles and routers as processes of their own, and a client."""
 import asyncio
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ import urllib.parse
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "engines"))
 # pylint: disable=wrong-import-position
-import troupe.router.service  # for those that are forked
+import troupe.router.service  # imported for the forked processes
 import double
 from double import next_token, text_of, tokens_of
 from servers import Process
@@ -24,12 +24,12 @@ from troupe.router.__main__ import main as router_main
 
 assert troupe.router.service
 
-PATIENCE = 60  # seconds; nothing is decided by how long something takes
+PATIENCE = 60  # seconds; no result depends on how long something takes
 PR_SET_PDEATHSIG = 1
 
 
 def eventually(what, said):
-    """Waits until it is true."""
+    """Waits until the condition is true."""
     limit = time.monotonic() + PATIENCE
     while not what():
         if time.monotonic() > limit:
@@ -38,7 +38,7 @@ def eventually(what, said):
 
 
 class Forked:
-    """A process that is made in no time: all that it imports is here already."""
+    """A process that starts at once, since all its modules are already imported here."""
 
     def __init__(self, name, work, folder):
         self.name = name
@@ -76,10 +76,10 @@ class Forked:
 
 
 def _become(work, log):
-    """In the child, for good."""
+    """Runs in the child and never returns."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where the test is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # dies even if the test is killed
         os.setsid()
         out = os.open(log, os.O_WRONLY | os.O_APPEND)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -99,7 +99,7 @@ def _become(work, log):
 
 
 class Listening:
-    """What a process has that says where it listens."""
+    """A process that reports where it listens."""
 
     url = None
 
@@ -135,7 +135,7 @@ class Listening:
             connection.close()
 
     def metric(self, name):
-        """The sum over the labels that the name is followed by; 0: there is none."""
+        """The sum over the labels that follow the name; 0 if there are none."""
         _, _, text = self.ask("/metrics")
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
@@ -152,13 +152,13 @@ class Double(Listening, Forked):
         return self.ask("/journal")[2]
 
     def asked(self, request_id):
-        """The bodies of the requests of one id."""
+        """The bodies of the requests with one id."""
         return [one["body"] for one in self.journal["asked"] if one["id"] == request_id]
 
 
 class _Router(Listening):
     def wait_for(self, usable):
-        """Until so many engines can be used."""
+        """Waits until this many engines are usable."""
         self.wait()
         eventually(lambda: sum(one["usable"] for one in self.ask("/health")[2]["engines"]) >= usable,
                    f"{usable} engines of {self.name}")
@@ -167,7 +167,7 @@ class _Router(Listening):
 
 class Router(_Router, Forked):
     def __init__(self, name, folder, words, seconds=None):
-        """`seconds`: other constants of its modules, by "module.NAME"."""
+        """`seconds`: replaces constants of its modules, by "module.NAME"."""
         words = ["--port", "0", *(str(word) for word in words)]
 
         def work():
@@ -182,7 +182,7 @@ class Router(_Router, Forked):
 
 
 class RouterCommand(_Router, Process):
-    """As a user starts it."""
+    """The router as a user starts it."""
 
     def __init__(self, name, folder, words, environment=None):
         super().__init__(name, [sys.executable, "-m", "troupe.router", "--port", 0, *words], folder, environment)
@@ -196,7 +196,7 @@ def events_of(answer):
 
 
 class Stream:
-    """A stream, read to its end. `error`: what ended it, None: it ended well."""
+    """A stream, read to its end. `error`: the error that ended it; None if it ended well."""
 
     def __init__(self, answer):
         assert answer.status == 200, answer.read()
@@ -215,7 +215,7 @@ class Stream:
 
 
 def tokens_after(prompt, count):
-    """What one server alone says."""
+    """The text that one server alone writes."""
     tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
     said = []
     for _ in range(count):
@@ -228,5 +228,5 @@ def text_after(prompt, count):
 
 
 def chat_prompt(messages):
-    """As the doubles render it."""
+    """The prompt as the doubles render it."""
     return "".join(f"{one['role']}:{one['content']};" for one in messages)

@@ -1,5 +1,6 @@
-"""Pairs of engines that the router asks at once, since the cache moves while the prompt is computed. The engines are doubles
-of vLLM's servers, and the cluster is a document: what a real one says of such engines is in members_test.py."""
+"""Pairs of engines that the router asks at once, since the cache moves while the prompt is computed. The engines
+are doubles of vLLM's servers, and the membership is a file; members_test.py covers what a real supervisor says of
+such engines."""
 import concurrent.futures
 import os
 import signal
@@ -13,18 +14,18 @@ from troupe.errors import ErrorCode, TroupeError
 
 
 def node(name, url, role, rank=0, ranks=1, **labels):
-    """As a membership has it."""
+    """A node as a membership lists it."""
     return {"name": f"engines.{name}.{rank}", "replica_name": name, "rank": rank, "ranks": ranks, "host": "127.0.0.1",
             "state": "up", "fingerprint": "f",
             "labels": {"http": url.removeprefix("http://"), "role": role, "engine_id": f"id of {name}", **labels}}
 
 
-STEP = 2.0  # seconds of an engine: it hears then what was called meanwhile, and nothing whose time is over
+STEP = 2.0  # seconds of an engine's step, at which it hears of the calls made meanwhile that are not out of time
 
 
 def membership(nodes, calls):
-    """In place of `troupe.Cluster`: this document, a supervisor that places nothing, and files of who was called and of
-    what nodes had failed the requests that were to be placed."""
+    """Replaces `troupe.Cluster`: a fixed membership, a supervisor that places nothing, and files that list the
+    called nodes, and the nodes that had failed the requests to be placed."""
     class Membership:
         def __init__(self, **_):
             pass
@@ -52,12 +53,12 @@ def membership(nodes, calls):
 
 class Pushed(router_test.Routed):
     def setUp(self):
-        self.gate = self.folder / f"{self.id().rpartition('.')[2]}.gate"  # prefills answer once it is there
+        self.gate = self.folder / f"{self.id().rpartition('.')[2]}.gate"  # prefills answer once this file exists
         self.calls = self.gate.with_suffix(".calls")
         self.calls.touch()
 
     def assert_nothing_is_left(self, front):
-        """Whatever happened, the router has given up nothing, and forgotten nothing."""
+        """Checks that the router, whatever happened, has given up nothing and forgotten nothing."""
         for of in ("engine_requests", "running", "waiting"):
             eventually(lambda of=of: front.metric(f"troupe_router_{of}") == 0, "nothing runs")
         os.kill(front.pid, signal.SIGTERM)
@@ -80,7 +81,7 @@ class Pushed(router_test.Routed):
             engine.wait()
 
     def cluster(self, settings="times: {probe: 60s}\n", nodes=None, seconds=None):
-        """The router before them; `nodes`: other ones than those of engines that push."""
+        """The router in front of them; `nodes`: other nodes than those of engines that push."""
         nodes = nodes or [node(f"{role}-{place}", one.url, role, mode="write")
                           for role, engines in (("prefill", self.prefills), ("decode", self.decodes))
                           for place, one in enumerate(engines)]
@@ -92,12 +93,12 @@ class Pushed(router_test.Routed):
         return [body for one in engines if one.running for body in one.asked(request)]
 
     def both_asked(self, times=1):
-        """Until so many prefills and as many decodes were."""
+        """Waits until that many prefills and decodes were asked."""
         for engines in (self.prefills, self.decodes):
             eventually(lambda engines=engines: len(self.asked(engines)) >= times, "both are asked")
 
     def begin(self, body=None, path="/v1/completions"):
-        """A request on a thread of its own, by the id r: its stream, or (status, headers, answer)."""
+        """A request on a thread of its own, with the id r. Its result: the stream, or (status, headers, answer)."""
         def work():
             if not body.get("stream"):
                 return self.front.ask(path, body, {"X-Request-Id": "r"})
@@ -197,7 +198,7 @@ class BothAtOnce(Pushed):
 
 class OnceMore(Pushed):
     def test_a_request_that_lost_an_engine_is_placed_without_that_ones_nodes(self):
-        trigger = self.folder / "trigger"  # whoever takes it dies
+        trigger = self.folder / "trigger"  # the engine that removes it dies
         trigger.touch()
         self.engines(prefills=0, decodes=3)
         for one in self.decodes:
@@ -211,7 +212,7 @@ class OnceMore(Pushed):
 
 class OneAfterTheOther(Pushed):
     def assert_in_turn(self):
-        """As it is with engines that do not push."""
+        """As with engines that do not push."""
         self.gate.touch()
         self.assert_whole(self.begin().result())
         [first], [second] = self.asked(self.prefills), self.asked(self.decodes)
@@ -234,7 +235,7 @@ class OneAfterTheOther(Pushed):
         self.assert_in_turn()
 
     def test_where_an_engine_does_either(self):
-        """Two of them could wait for each other's blocks."""
+        """Two requests could wait for each other's blocks."""
         for first, second in (("both", "decode"), ("prefill", "both")):
             with self.subTest(prefill=first, decode=second):
                 self.engines(decodes=1)
@@ -243,7 +244,7 @@ class OneAfterTheOther(Pushed):
                 self.assert_in_turn()
 
     def test_where_one_pushes_and_the_other_does_not_no_cache_moves(self):
-        """They would refuse each other."""
+        """The engines would refuse each other."""
         for first, second in (({}, {"mode": "write"}), ({"mode": "write"}, {"mode": "read"})):
             with self.subTest(prefill=first, decode=second):
                 self.engines(decodes=1)
@@ -266,7 +267,7 @@ class OneAfterTheOther(Pushed):
 
 
 class GivesBack(Pushed):
-    """What is kept for nobody: the engine is told by its nodes, and need not wait for a lease."""
+    """A cache for which no client is left: the engine's nodes tell it, so it need not wait for a lease."""
 
     def nodes(self, **labels):
         return [*(node("p", self.prefills[0].url, "prefill", rank, 2, **labels) for rank in (1, 0)),
@@ -311,7 +312,7 @@ class CarriesOn(Pushed):
     LONG = {"attempts._BLAME": 60}  # as long as a slow machine needs
 
     def open_for_others(self, asked):
-        """Every prefill but this one answers."""
+        """Lets every prefill but this one answer."""
         for one in self.prefills:
             if one is not asked:
                 one.behave(**self.behaviour)
@@ -321,7 +322,7 @@ class CarriesOn(Pushed):
         return tuple(next(one for one in engines if one.asked("r")) for engines in (self.prefills, self.decodes))
 
     def assert_restarted(self, answer, decode):
-        """The decode was told to stop, and another pair had the request from its beginning."""
+        """Expects that the decode was told to stop, and another pair got the request from its beginning."""
         if isinstance(answer, Stream):
             self.assert_whole(answer)
         else:
@@ -395,7 +396,7 @@ class CarriesOn(Pushed):
         self.assertEqual((self.pushed, self.carried_on()), (1, 0))
 
     def begun(self, lose):
-        """Something happens to the prefill when the client has the beginning of the text."""
+        """Does something to the prefill once the client has the beginning of the text."""
         self.engines(early=1)
         self.cluster()
         for one in self.decodes:
@@ -438,7 +439,7 @@ class CarriesOn(Pushed):
                 answer = answer.result()
                 text = answer.text if more else answer[2]["choices"][0]["text"]
                 self.assertEqual(text, text_after(PROMPT, 40))
-                # Asked for the whole request the second time, since its prefill might have kept no cache.
+                # The second attempt asks for the whole request, since its prefill might have kept no cache.
                 self.assertEqual((len(self.asked(self.prefills)), len(self.decodes[0].asked("r"))), (2, 2))
                 self.assertEqual((self.pushed, self.carried_on("restarted"), self.carried_on()), (2, 1, 1))
 
@@ -502,7 +503,7 @@ class CarriesOn(Pushed):
                 self.assertIn("keeps no cache", self.front.log.read_text())
 
     def decode_says_first(self, **more):
-        """That there is no cache, before the prefill has said anything."""
+        """The decode reports that there is no cache before the prefill has answered."""
         self.engines(keeps=0, early=1, **more)
         self.cluster(seconds=self.LONG)
         answer = self.begin()
@@ -517,7 +518,7 @@ class CarriesOn(Pushed):
         self.assertIn("keeps no cache", self.front.log.read_text())
 
     def test_so_it_is_where_the_prefill_computes_the_prompt_again(self):
-        """It has taken its blocks away, and says no more for now."""
+        """The engine has preempted the request, and sends nothing more for now."""
         for more in ({"stream": True}, {}):
             with self.subTest(**more):
                 self.engines(decodes=1, keeps=0, early=1)
@@ -599,7 +600,7 @@ class Bounds(Pushed):
                 self.assert_whole(self.begin().result())
                 self.assertEqual(self.carried_on("continued" if before else "restarted"), 1)
                 self.assertIn("it has said nothing for 2 s", self.front.log.read_text())
-                for one in self.decodes:  # the one that stands still shall be asked nothing
+                for one in self.decodes:  # the stopped engine must not be asked
                     one.stop()
 
 

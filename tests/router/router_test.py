@@ -1,5 +1,5 @@
-"""The router before doubles of vLLM's servers, all of them processes of their own: what it routes, carries on, bounds and
-refuses. Real servers are in tests/engines.
+"""The router in front of doubles of vLLM's servers, all of them separate processes: what it routes, continues,
+limits and refuses. tests/engines uses real servers.
 
 Run by ctest, router.doubles, with the Python of the engines' environment.
 """
@@ -33,7 +33,7 @@ def chat(**more):
 
 
 class Routed(unittest.TestCase):
-    """A router before doubles, which each test makes as it wants them."""
+    """A router in front of doubles, which each test creates as it needs them."""
 
     @classmethod
     def setUpClass(cls):
@@ -51,7 +51,7 @@ class Routed(unittest.TestCase):
         return made.wait_for(usable)
 
     def pair(self, settings=None, prefills=1, decodes=2, seconds=None):
-        """self.prefills and self.decodes behind self.front."""
+        """Starts self.prefills and self.decodes behind self.front."""
         self.prefills = [self.double(f"prefill{place}") for place in range(prefills)]
         self.decodes = [self.double(f"decode{place}", pause=0.005) for place in range(decodes)]
         words = []
@@ -65,7 +65,7 @@ class Routed(unittest.TestCase):
             return Stream(answer)
 
     def assert_whole(self, stream, prompt=PROMPT, count=40):
-        """One stream, as if nothing had happened."""
+        """Expects one stream without any trace of a failure."""
         self.assertIsNone(stream.error)
         self.assertTrue(stream.done)
         self.assertEqual(stream.text, text_after(prompt, count))
@@ -74,7 +74,7 @@ class Routed(unittest.TestCase):
 
 
 class Serves(Routed):
-    """Where nothing goes wrong: one set of processes for all of it."""
+    """Cases in which nothing fails: one set of processes for all of them."""
 
     @classmethod
     def setUpClass(cls):
@@ -197,14 +197,14 @@ class Serves(Routed):
 
 class CarriesOn(Routed):
     def arm(self, **behaviour):
-        """Something happens once, at whichever decode comes to it first."""
+        """Something happens once, at the decode that reaches it first."""
         self.trigger = self.folder / f"{time.monotonic_ns()}.trigger"
         self.trigger.touch()
         for one in self.decodes:
             one.behave(trigger=str(self.trigger), **behaviour)
 
     def broken_streams(self, body, path="/v1/completions", after=range(13), **behaviour):
-        """Each breaks once, after another number of tokens."""
+        """Each decode breaks once, after a different number of tokens."""
         for count in after:
             self.arm(break_after=count, **behaviour)
             stream = self.stream(body, path)
@@ -360,7 +360,7 @@ class CarriesOn(Routed):
 
 
 def event(text=None, tokens=None, finish=None, **more):
-    """One of a stream, as an engine writes it."""
+    """One event of a stream, as an engine writes it."""
     choice = {"index": 0, "text": text, "finish_reason": finish, "token_ids": tokens, **more}
     document = {"id": "i", "object": "text_completion", "model": "tiny", "choices": [choice]}
     return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
@@ -371,7 +371,8 @@ class HostileEngines(Routed):
     TEXT = event("a", [1], prompt_token_ids=[7]) + event("é", [2]) + event("", [3], "length")
 
     def ask(self, raw, body=None, path="/v1/completions", **more):
-        """(text, message of the error, whether all was told) of a stream in which the engine says this."""
+        """Returns (text, message of the error, whether the stream was complete) for a stream with these bytes from
+        the engine."""
         self.decodes[0].behave(raw=raw, **more)
         with self.front.open(path, {**(body or completion()), "stream": True}) as answer:
             if answer.status != 200:
@@ -387,7 +388,7 @@ class HostileEngines(Routed):
                     ": hello\n\n" + self.TEXT + ": bye\n\ndata:\n\nretry: 9\n\n" + self.DONE,
                     (self.TEXT + self.DONE).replace("data: {", "event: x\nid: 1\ndata: {").replace(', "choices"',
                                                                                                  '\ndata: , "choices"'),
-                    self.TEXT, self.TEXT + "data: [DONE]"):  # its end is the router's
+                    self.TEXT, self.TEXT + "data: [DONE]"):  # the router writes its own end of the stream
             for cut in (3, 10_000):
                 with self.subTest(raw=raw, cut=cut):
                     self.assertEqual(self.ask(raw, cut=cut), ("aé", None, True))
@@ -433,11 +434,11 @@ class HostileEngines(Routed):
         self.decodes[0].behave()
         for answer in ("hello", "{}", '{"choices": [], "kv_transfer_params": 7}'):
             self.prefills[0].behave(answer=answer)
-            wanted = 200 if "choices" in answer else 502  # while it rests, the other one serves alone
+            wanted = 200 if "choices" in answer else 502  # while it is suspended, the other one serves alone
             eventually(lambda wanted=wanted: self.front.ask("/v1/completions", completion())[0] == wanted, answer)
 
     def test_an_engine_that_fails_many_at_once_rests_for_one(self):
-        """As one does whose prompts were to come from an engine that was killed."""
+        """As an engine answers whose prompts were to come from a killed engine."""
         self.pair(decodes=1)
         self.decodes[0].behave(fail_together=8)
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -468,7 +469,7 @@ class Bounds(Routed):
         self.assertEqual(self.front.metric("troupe_router_disconnects_total"), 2)
 
     def opened_only(self, body, holds=None):
-        """A connection on which a request was sent. `holds`: bytes that wait for a client that does not read."""
+        """A connection on which a request was sent. `holds`: bytes that may wait for a client that does not read."""
         at = urllib.parse.urlsplit(self.front.url)
         connection = http.client.HTTPConnection(at.hostname, at.port)
         if holds is not None:
@@ -486,7 +487,7 @@ class Bounds(Routed):
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 waiting = pool.submit(self.front.ask, "/v1/completions", completion())
                 eventually(lambda: self.front.metric("troupe_router_waiting") == 1, "one waits")
-                # The second outlasts its patience, and not the first: it would be served then.
+                # If the second outlasted its patience and the first did not, the second would be served.
                 for status, headers, answer in (self.front.ask("/v1/completions", completion()), waiting.result()):
                     self.assertEqual((status, answer["error"]["type"]), (429, "rate_limit_error"))
                     self.assertGreater(int(headers["Retry-After"]), 0)
@@ -602,7 +603,7 @@ class Bounds(Routed):
 
             def refused():
                 answers.append(self.front.ask("/v1/models"))
-                if answers[-1][0] != 503:  # one of them was refused for a client whose end had not been seen
+                if answers[-1][0] != 503:  # refused because a client's end had not been noticed
                     connect()
                 return answers[-1][0] == 503
 
@@ -638,14 +639,15 @@ class Bounds(Routed):
             self.assertGreater(int(headers["Retry-After"]), 0)
             self.assertEqual(self.front.ask("/v1/completions", completion(max_tokens=2))[0], 200)
         self.decodes[0].behave()
-        for _ in range(3):  # what was held is given back each time
+        for _ in range(3):  # the buffered bytes are freed each time
             eventually(lambda: self.front.ask("/v1/completions", long)[0] == 200, "there is room again")
 
     def test_a_client_that_does_not_read_is_given_up(self):
         self.pair(decodes=1, settings="times: {request: 3s}\n", seconds={"reply._STREAM_SECONDS": 0.5})
         event = json.dumps({"choices": [{"index": 0, "text": "x" * 2**17, "finish_reason": None}]})
         self.decodes[0].behave(raw=f"data: {event}\n\n", repeat=200)
-        # Full before the request has taken its time: else the router's last word would still have room.
+        # The buffer is full before the request has taken its time: otherwise the router's last event would still
+        # fit.
         with self.opened_only(completion(stream=True), holds=4096):
             eventually(lambda: self.front.metric("troupe_router_disconnects_total") == 1, "it is given up")
             self.assertEqual(self.front.metric("troupe_router_running"), 0)
@@ -676,7 +678,7 @@ class _Closing:
         return self._connection
 
     def __exit__(self, *_):
-        with contextlib.suppress(OSError):  # the router has closed it
+        with contextlib.suppress(OSError):  # the router has closed the connection
             self._connection.sock.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 

@@ -1,22 +1,23 @@
-// Tells the thread sanitizer what CAF orders. The packaged library is not instrumented: its mutexes
-// are seen, since they are the C library's, but not the atomics of its mailboxes and reference
-// counts. Without them every message looks like a race between its sender and its receiver.
+// Tells the thread sanitizer what CAF orders. The packaged library is not instrumented: the
+// sanitizer sees its mutexes, since they are the C library's, but not the atomics of its mailboxes
+// and reference counts. Without these annotations every message looks like a race between its
+// sender and its receiver.
 //
-// Each function below stands before one of CAF 0.17's of the same name (the linker lets a program's
-// symbol win over a library's, also for calls inside the library), says what the original's atomics
-// order, and mostly calls it. A function that another CAF does not have is never called.
-// - enqueue: what was done before a message was sent,
-// - activate, reactivate: is done before it is received; so is one turn of an actor before its
-// next.
-// - cleanup: the same for the last turn, which the scheduler may take at its own end. It throws
-// away
-//   what nobody received, which may come to the mailbox while it does: that is not looked at.
+// Each function below takes the place of a CAF 0.17 function of the same name (the linker prefers a
+// program's symbol to a library's, also for calls inside the library). It declares what the
+// original's atomics order, and usually calls the original. A function that another CAF does not
+// have is never called.
+// - enqueue: what happened before a message was sent ...
+// - activate, reactivate: ... happens before the message is received; also, one turn of an actor
+//   happens before its next one.
+// - cleanup: the same for the last turn, at whose end the scheduler may destroy the actor. It drops
+//   messages that nobody received; messages that reach the mailbox meanwhile are not examined.
 // - mailbox_visitor: the receiving side of a scoped actor.
-// - intrusive_ptr_release, deref: what a holder did before it let go is done before the last one
-//   destroys; and what was sent to an actor, before the actor is destroyed with it. These do not call
-//   the originals, they stand for them.
-// The atomics order no less than that, so what is reported is right. What is reported is every race
-// over something that is neither in a message nor an actor's own; planted_race.cpp tries it out.
+// - intrusive_ptr_release, deref: what a holder did before its release happens before the last
+//   holder destroys the object; what was sent to an actor happens before the actor is destroyed
+//   with it. These do not call the originals, but replace them.
+// The atomics order at least this much, so no report is false. Every race over data that is neither
+// in a message nor an actor's own is reported; planted_race.cpp checks this.
 //
 // Compiled into troupe_actors in the thread sanitizer's build only.
 
@@ -27,7 +28,7 @@
 #include <caf/ref_counted.hpp>
 #include <dlfcn.h>
 
-// CAF's functions as the linker knows them.
+// The mangled names of CAF's functions.
 #define ORDERED_ENQUEUE \
   "7enqueueESt10unique_ptrINS_15mailbox_elementENS_6detail8disposerEEPNS_14execution_unitE"
 #define SCHEDULED_ENQUEUE "_ZN3caf15scheduled_actor" ORDERED_ENQUEUE
@@ -48,7 +49,8 @@ void __tsan_release(void* address);  // NOLINT(bugprone-reserved-identifier)
 void __tsan_ignore_thread_begin();   // NOLINT(bugprone-reserved-identifier)
 void __tsan_ignore_thread_end();     // NOLINT(bugprone-reserved-identifier)
 
-// As the ABI passes them: `this` first; references, and what is not trivially copied, as pointers.
+// The parameters as the ABI passes them: `this` first; references, and objects that are not
+// trivially copied, as pointers.
 void scheduled_enqueue(void* self, void* element, void* unit) __asm__(SCHEDULED_ENQUEUE);
 void blocking_enqueue(void* self, void* element, void* unit) __asm__(BLOCKING_ENQUEUE);
 bool activate(void* self, void* unit) __asm__(ACTIVATE);
@@ -60,21 +62,21 @@ void intrusive_release(caf::actor_control_block* control) __asm__(RELEASE);
 void intrusive_release_weak(caf::actor_control_block* control) __asm__(RELEASE_WEAK);
 void deref(caf::ref_counted* counted) __asm__(DEREF);
 
-/// For options.cpp, by its address: the options are asked for before any instrumented function may
-/// run.
+/// options.cpp checks its address: the sanitizer asks for its options before any instrumented
+/// function may run.
 extern const char troupe_caf_is_here;
 const char troupe_caf_is_here = 1;
 }
 
 namespace {
 
-/// CAF's own function of the name.
+/// The CAF function of this name.
 template <class Function>
 Function* original(Function* /*ours*/, const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-/// How many hold what CAF counts.
+/// Counts the holders of objects that CAF counts.
 struct counter : caf::ref_counted {
   static std::atomic<std::size_t>& of(caf::ref_counted& counted) {
     return counted.*(&counter::rc_);
@@ -138,14 +140,15 @@ bool cleanup(void* self, void* error, void* unit) {
 
 int blocking_visit(void** visitor, void* element) {
   static auto* const caf = original(blocking_visit, BLOCKING_VISIT);
-  const turn one{*visitor};  // whose first member is the actor
+  const turn one{*visitor};  // the actor is its first member
   return caf(visitor, element);
 }
 
 // -- references
 
-// Counted here and not by CAF: the count's own atomic orders every holder's last use before the end, also
-// where two holders let go at once. An acquire and release around CAF's function would leave a gap between them.
+// Counted here and not by CAF: the atomic count itself orders every holder's last use before the
+// end, even if two holders release at once. An acquire and release around CAF's function would
+// leave a gap between them.
 
 void intrusive_release(caf::actor_control_block* control) {
   if (control->strong_refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

@@ -20,31 +20,30 @@ const char* __lsan_default_options() {
   return "print_suppressions=0";
 }
 
-// Nothing leaks. A line here needs a comment that says why it may.
+// No leak is expected. A line here needs a comment that says why it may leak.
 //
-// CAF 0.17 never closes the mailbox of its network broker (abstract_broker::cleanup leaves out what
-// scheduled_actor::cleanup does). The broker sends itself a tick every heartbeat; one that comes
-// between the broker's end and the clock's stays in the mailbox, names the broker as its sender and
-// so keeps it, with the messages beside it, once per actor system that ends in that moment. Whoever
-// else keeps the broker is reported: only what the broker itself reaches is not.
-// Nor does its multiplexer let go of a connection that it took in, or a listener that it was given,
-// while it was being stopped (once in some thousands of tests, on a busy machine): such a one keeps
-// itself.
+// CAF 0.17 never closes the mailbox of its network broker (abstract_broker::cleanup omits what
+// scheduled_actor::cleanup does). The broker sends itself a tick every heartbeat. A tick that comes
+// between the broker's end and the clock's stays in the mailbox and names the broker as its sender,
+// which keeps the broker and its other messages, once per actor system that ends in that moment.
+// Any other owner of the broker is still reported: only what the broker itself reaches is
+// suppressed. Nor does CAF's multiplexer release a connection that it accepted, or a listener that
+// it was given, while it was being stopped (once in some thousands of tests, on a busy machine):
+// such an object keeps itself alive.
 const char* __lsan_default_suppressions() {
   return "leak:caf::actor_system::spawn_impl<caf::io::basp_broker\n"
          "leak:caf::io::network::default_multiplexer::new_scribe\n"
          "leak:caf::io::network::default_multiplexer::new_doorman\n";
 }
 
-// A library that is not instrumented, CAF, must not be judged by the C library's functions that it
-// calls.
+// CAF is not instrumented, so the C library calls that it makes must not be judged.
 const char* __tsan_default_options() {
   return &troupe_caf_is_here != nullptr
              ? "halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1"
              : "halt_on_error=1:second_deadlock_stack=1";
 }
 
-// Nothing races. A line here needs a comment that says why it may.
+// No race is expected. A line here needs a comment that says why it may happen.
 const char* __tsan_default_suppressions() {
   return "";
 }

@@ -1,4 +1,4 @@
-// Whether a leak is found: memory that nobody can reach any more when the program ends.
+// Checks that a leak is found: memory that is unreachable when the program ends.
 
 #include <cstdlib>
 #include <cstring>

@@ -1,9 +1,9 @@
-// Two actors that count what they are sent; with an argument they also share a number that nothing
-// orders. The thread sanitizer must find that, and nothing else: neither the messages nor the
-// actors' own state. Each waits in its first turn for the other's: if one had ended before the
-// other began, a lock of the scheduler could have ordered even what races.
-// With "handles": threads let go of the last handles of an actor that ends at once. Whoever destroys it does so behind
-// all that the others did with it.
+// Two actors that count their messages. With an argument they also share a number that nothing
+// orders; the thread sanitizer must find this race and nothing else, neither the messages nor the
+// actors' own state. Each actor waits in its first turn for the other's: if one had ended before
+// the other began, a lock of the scheduler could order even the racing accesses.
+// With "handles", threads release the last handles of an actor that ends at once. The actor must be
+// destroyed after everything that the other threads did with it.
 
 #include <atomic>
 #include <cstdio>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int messages = 2000;
 
-/// Where the two meet. Relaxed, so that it orders nothing itself.
+/// The point where the two actors meet. Relaxed, so that it orders nothing itself.
 std::atomic<int> arrived{0};
 std::atomic<int> gone{0};
 
@@ -52,13 +52,14 @@ int asked(caf::scoped_actor& self, const caf::actor& whom) {
 constexpr int holders = 3;
 constexpr int generations = 20000;
 
-/// Ends at its first message; those that come later find its mailbox closed, and no turn of its own is behind them.
+/// Ends at its first message; later messages find its mailbox closed, and no turn of its own comes
+/// after them.
 caf::behavior mayfly(caf::stateful_actor<own_state>* self) {
   return {[self](int) { self->quit(); }};
 }
 
-/// Each thread sends through its own handle (a call of the actor's virtual function) and lets go of it
-/// at the same moment as the others.
+/// Each thread sends through its own handle (a call of the actor's virtual function) and releases
+/// it at the same moment as the others.
 int let_go_at_once(caf::actor_system& system) {
   std::vector<caf::actor> handles(holders);
   std::atomic<int> turn{0};

@@ -124,7 +124,7 @@ class MetadataRows(unittest.TestCase):
 
 
 def arguments(*, layers=2, pages=10, page=16, item=16 * 64, drafts=0, **more):
-    """As SGLang says them of a cache with keys and values."""
+    """The numbers that SGLang gives for a cache with keys and values."""
     count = 2 * (layers + drafts)
     said = {"kv_data_ptrs": [(n + 1) << 24 for n in range(count)], "kv_data_lens": [pages * item] * count,
             "kv_item_lens": [item] * count, "num_draft_entries": 2 * drafts, "kv_cache_dtype_str": "bfloat16",

@@ -1,6 +1,7 @@
-"""SGLang finds Troupe's transfer backend by its entry point alone: in processes that have started nothing, SGLang's own loader.
+"""SGLang finds Troupe's transfer backend by its entry point alone, through SGLang's own loader, in fresh processes.
 
-Run by ctest, sglang.plugin. Each test is a fork of the process that has imported SGLang, since plugins are loaded once.
+Run by ctest, sglang.plugin. Each test is a fork of the process that has imported SGLang, since plugins are loaded
+once.
 """
 import argparse
 import contextlib
@@ -28,7 +29,7 @@ PYPROJECT = pathlib.Path(__file__).resolve().parents[2] / "deploy/python/pyproje
 
 
 def in_a_fork(function):
-    """What it returns; its exceptions are the test's."""
+    """Runs it in a fork and returns its result; its exceptions are raised in the test."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -50,7 +51,7 @@ def in_a_fork(function):
 
 class Plugin(unittest.TestCase):
     def setUp(self):
-        # Installed as a wheel is: with the entry points of the package, and nothing else.
+        # Installed like a wheel: with the entry points of the package, and nothing else.
         folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         about = folder / "troupe_kv-0.dist-info"
         about.mkdir()
@@ -62,7 +63,7 @@ class Plugin(unittest.TestCase):
         self.folder = str(folder)
 
     def loaded(self, function, installed=True, **environment):
-        """In a process where SGLang has loaded its plugins: the log, and what the function returns."""
+        """Runs it in a process where SGLang has loaded its plugins. Returns the log and the result."""
         def run():
             os.environ.update(environment)
             if installed:
@@ -76,7 +77,7 @@ class Plugin(unittest.TestCase):
 
     @staticmethod
     def parse():
-        """What SGLang's command line makes of the backend."""
+        """How SGLang's command line resolves the backend."""
         parser = argparse.ArgumentParser()
         ServerArgs.add_cli_args(parser)
         with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -94,7 +95,7 @@ class Plugin(unittest.TestCase):
 
     def test_it_has_classes_of_its_own_and_every_other_backend_those_of_sglang(self):
         def classes():
-            from sglang.srt.managers import disagg_service  # which has imported the names before
+            from sglang.srt.managers import disagg_service  # has imported the names earlier
             backend = disagg_service.TransferBackend("troupe")
             assert backend is utils.TransferBackend.TROUPE
             kinds = utils.KVClassType

@@ -1,7 +1,8 @@
-"""Scheduler processes of SGLang servers without their models: SGLang's own classes, memory of the host with known bytes, and
-functions of this file that a test has them run.
+"""Scheduler processes of SGLang servers without their models: SGLang's own classes, host memory with known bytes,
+and functions of this file that a test runs in them.
 
-The processes are forked from one that has imported everything and started nothing, as imports take ten seconds and more.
+The processes are forked from one that has imported everything and started nothing, since imports take ten seconds
+and more.
 """
 import contextlib
 import hashlib
@@ -18,14 +19,14 @@ import traceback
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
 
-PATIENCE = 60  # seconds, for what has to come
+PATIENCE = 60  # seconds, for events that must come
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)  # KVPoll
 POISON = 0xEE
 
 
 class Failure(Exception):
-    """What a process says went wrong."""
+    """An error that a process reports."""
 
 
 def until(happens, said, seconds=PATIENCE):
@@ -54,14 +55,14 @@ class Nursery:
         their_handles.close()
 
     def fork(self, pipe):
-        """Its process number."""
+        """Starts a scheduler and returns its pid."""
         self._orders.send(True)
         send_handle(self._handles, pipe.fileno(), self._pid)
         return self._orders.recv()
 
     @staticmethod
     def _tend(orders, handles):
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forked schedulers are not waited for
         try:
             import_sglang()
             while orders.recv():
@@ -91,11 +92,11 @@ def import_sglang():
     logging.disable(logging.CRITICAL)
     backend()
     with tempfile.TemporaryDirectory() as folder:
-        context_of("prefill", MODEL, folder)  # what SGLang imports late is imported once
+        context_of("prefill", MODEL, folder)  # imports now what SGLang imports late
 
 
 class Process:
-    """What it is told to run it runs in turn; `begin` does not wait for it, `end` does."""
+    """One process, which runs its orders in turn; `begin` does not wait for the result, `end` does."""
 
     nursery = None  # set before the first one
 
@@ -124,7 +125,7 @@ class Process:
         os.kill(self.pid, number)
 
     def kill(self):
-        """Again: nothing."""
+        """Does nothing the second time."""
         if self._ended is not None:
             signal.pidfd_send_signal(self._ended, signal.SIGKILL)
             if not select.select([self._ended], [], [], PATIENCE)[0]:
@@ -158,7 +159,7 @@ MODEL = {"kind": "mha", "heads": 4, "layers": 4, "head_bytes": 32, "value_bytes"
 
 
 def config_of(model, folder):
-    """SGLang's model, of which only its numbers of layers and heads matter."""
+    """A model of SGLang's, of which only the numbers of layers and heads matter."""
     said = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
             "num_attention_heads": 16, "num_key_value_heads": model["heads"], "num_hidden_layers": model["layers"],
             "vocab_size": 1000, "max_position_embeddings": 65536, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5,
@@ -169,14 +170,15 @@ def config_of(model, folder):
 
 
 def reference(*what, size):
-    """Bytes that are the same in every process, and others for other words."""
+    """Bytes that are the same in every process, and differ for other arguments."""
     import numpy as np
     seed = int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=8).digest())
     return np.random.Generator(np.random.PCG64(seed)).integers(0, 256, size=size, dtype=np.uint8)
 
 
 def context_of(mode, model, folder, *, tp=(0, 1), pp=(0, 1), dp=(0, 1), **more):
-    """What SGLang publishes in the process of a rank. `dp`: with data-parallel attention, where a replica is one rank."""
+    """The settings that SGLang publishes in the process of a rank. `dp`: with data-parallel attention, where a
+    replica is one rank."""
     from sglang.srt.runtime_context import SpawnRanks, create_context
     from sglang.srt.server_args import ServerArgs
     if dp[1] > 1:
@@ -189,7 +191,7 @@ def context_of(mode, model, folder, *, tp=(0, 1), pp=(0, 1), dp=(0, 1), **more):
 
 
 class Group:
-    """A pipeline's, of which SGLang's store asks one thing."""
+    """A pipeline group, of which SGLang's store needs one property."""
 
     def __init__(self, file):
         self.file = pathlib.Path(file)
@@ -218,14 +220,14 @@ class Scheduler:
         layers = self.layers = self._layers()
         self.heads = self._heads()
         rows = self.model["pages"] * self.model["page_size"]
-        # As a token's bytes lie: [layer][keys, values][token of the cache][head][byte].
+        # The order of a token's bytes: [layer][keys, values][token of the cache][head][byte].
         planes = ("latent",) if self.model["kind"] == "mla" else ("keys", "values")
         sizes = {"latent": self.model["head_bytes"], "keys": self.model["head_bytes"], "values": self.model["value_bytes"]}
         self.planes = {(layer, plane): np.full((rows, len(self.heads), sizes[plane]), POISON, dtype=np.uint8)
                        for plane in planes for layer in layers}
         self.states = [self._state(kind) for kind in self.model["states"]]
         self.metadata = MetadataBuffers(slots, self.model["hidden"], torch.float32, 1, custom_mem_pool=None)
-        self.free = list(range(1, self.model["pages"]))  # SGLang gives page 0 to nobody
+        self.free = list(range(1, self.model["pages"]))  # SGLang never allocates page 0
         np.random.Generator(np.random.PCG64(pp[0] * tp[1] + tp[0] + http)).shuffle(self.free)
         self.rooms = {}
         self.requests = []
@@ -250,21 +252,21 @@ class Scheduler:
         return [*range(begin, end), *(f"draft {i}" for i in range(self.model["drafts"]))]
 
     def _heads(self):
-        """Of the model, those of this rank: SGLang's rule."""
+        """The model's heads that this rank holds, by SGLang's rule."""
         (rank, ranks), heads = self.tp, 1 if self.model["kind"] == "mla" else self.model["heads"]
         if self.model["kind"] == "mla":
             return [0]
         return list(range(rank * heads // ranks, (rank + 1) * heads // ranks)) or [rank * heads // ranks]
 
-    # -- states: (name, buffers [item][bytes], what SGLang is told of them)
+    # -- states: (name, buffers [item][bytes], the description for SGLang)
 
     def _state(self, kind):
         import numpy as np
         (rank, ranks), page = self.tp, self.model["page_size"]
         items = self.model.get("items", 24)
         if kind == "mamba":
-            # Of each layer a convolution of 3 rows [q, k, v], which is sliced in three, a state by heads, and one that
-            # every rank has.
+            # For each layer: a convolution of 3 rows [q, k, v], which is sliced in three, a state sliced by heads,
+            # and a state that every rank holds.
             whole = {"conv": [16, 16, 32], "heads": 64, "same": 24}
             buffers, dims, groups, outer, ids = [], [], [], [], []
             for layer in self.layers:
@@ -290,7 +292,7 @@ class Scheduler:
         return {"kind": kind, "buffers": [(0, "rows", np.full((items, 48), POISON, dtype=np.uint8))]}
 
     def state_bytes(self, state, layer, what, room, index, size):
-        """Of item `index` of a room."""
+        """The bytes of item `index` of a room."""
         import numpy as np
         kind = state["kind"]
         if kind == "mamba" and what == "conv":
@@ -355,7 +357,7 @@ class Scheduler:
         return np.asarray(pages)[tokens // page] * page + tokens % page
 
     def write(self, room, pages, begin, end, flip=None):
-        """Computes. `flip`: a token whose bytes are wrong."""
+        """Writes the computed bytes of the tokens. `flip`: a token whose bytes are wrong."""
         for (layer, plane), memory in self.planes.items():
             whole = self.bytes_of(room, layer, plane, end)
             where = self.slots(pages, begin, end)
@@ -369,7 +371,7 @@ class Scheduler:
         return reference(room, layer, plane, size=(1024, heads, size))[:tokens]
 
     def wrong(self, room, pages, begin, end):
-        """What of these tokens is not as it was computed."""
+        """Which of these tokens' bytes differ from what was computed."""
         found = []
         for (layer, plane), memory in self.planes.items():
             whole = self.bytes_of(room, layer, plane, end)[begin:end][:, self.heads, :]
@@ -391,7 +393,7 @@ class Scheduler:
 
 
 def backend():
-    """The member of SGLang's enum, as its own start makes it."""
+    """The member of SGLang's enum, as its own start-up code makes it."""
     from sglang.srt.arg_groups.choices import DISAGG_TRANSFER_BACKEND_CHOICES
     from sglang.srt.disaggregation import utils
     from sglang.srt.plugins.hook_registry import HookRegistry
@@ -403,7 +405,7 @@ def backend():
     return utils.TransferBackend("troupe")
 
 
-# -- what processes do: `schedulers` are those of the process, by their names
+# -- functions that processes run: `schedulers` are those of the process, by name
 
 
 def start(schedulers, name, mode, **arguments):
@@ -412,7 +414,7 @@ def start(schedulers, name, mode, **arguments):
 
 
 def serve_bootstrap(schedulers, port):
-    """As SGLang starts it in the process of its HTTP server."""
+    """The bootstrap server, as SGLang starts it in the process of its HTTP server."""
     from sglang.srt.managers.disagg_service import start_disagg_service
     from sglang.srt.runtime_context import use_context
     with tempfile.TemporaryDirectory() as folder:
@@ -446,7 +448,7 @@ class Request:
 
 
 def begin(schedulers, name, room, address):
-    """A sender or a receiver."""
+    """Creates a sender or a receiver."""
     it = schedulers[name]
     with it.in_context():
         kind = it.sender_class if it.mode == "prefill" else it.receiver_class
@@ -454,13 +456,13 @@ def begin(schedulers, name, room, address):
 
 
 def poll(schedulers, name, *rooms):
-    """Their statuses, none of which would end SGLang's scheduler."""
+    """The statuses of these rooms, of which none may end SGLang's scheduler."""
     it = schedulers[name]
     statuses = []
     for room in rooms:
         request = it.rooms[room]
         if it.mode == "prefill" and it.pp[1] > 1 and not request.initialised:
-            # The first part of a pipeline asks for all; the others are not polled.
+            # The first part of a pipeline polls for all; the others are not polled.
             if it.pp[0] > 0:
                 statuses.append(SUCCESS)
                 continue
@@ -494,7 +496,7 @@ def finalize(schedulers, name, room, tokens):
 
 
 def compute(schedulers, name, room, tokens, flip=None):
-    """Before the bootstrap as well."""
+    """May be called before the bootstrap as well."""
     it = schedulers[name]
     request, page = it.rooms[room], it.model["page_size"]
     request.pages += it.take(max(0, -(-tokens // page) - len(request.pages)))
@@ -503,7 +505,7 @@ def compute(schedulers, name, room, tokens, flip=None):
 
 
 def send(schedulers, name, room, upto, last=False, flip=None, states=None):
-    """A chunk, as SGLang cuts it: all but the last one ends with a page."""
+    """Sends a chunk as SGLang cuts it: every chunk but the last ends with a page."""
     import numpy as np
     it = schedulers[name]
     request, page = it.rooms[room], it.model["page_size"]
@@ -523,7 +525,7 @@ def send(schedulers, name, room, upto, last=False, flip=None, states=None):
 
 
 def prepare_states(it, room, states, write):
-    """Indices of each component; at the prefill side with their bytes written."""
+    """Indices of each state component, whose bytes are written at the prefill side."""
     import numpy as np
     lists = []
     for state in it.states:
@@ -568,7 +570,7 @@ def init(schedulers, name, room, dp=0):
 
 
 def ask(schedulers, name, room, tokens, prefix=0, states=None):
-    """The destination: SGLang's `send_metadata`. The tokens before the prefix are here."""
+    """Names the destination, as SGLang's `send_metadata` does. The tokens before the prefix are here already."""
     import numpy as np
     it = schedulers[name]
     request, page = it.rooms[room], it.model["page_size"]
@@ -586,7 +588,7 @@ def ask(schedulers, name, room, tokens, prefix=0, states=None):
 
 
 def check(schedulers, name, room):
-    """What is wrong of a room that has arrived."""
+    """What differs in a room that has arrived."""
     it = schedulers[name]
     request = it.rooms[room]
     found = it.wrong(room, request.pages, 0, request.tokens)
@@ -597,13 +599,13 @@ def check(schedulers, name, room):
 
 
 def check_first(schedulers, name, room, tokens):
-    """What is wrong of so many tokens of a room that is under way."""
+    """What differs in the first tokens of a room that is still in progress."""
     it = schedulers[name]
     return it.wrong(room, it.rooms[room].pages, 0, tokens)
 
 
 def asked_by(schedulers, name, room):
-    """How many decode ranks have asked a sender."""
+    """How many decode ranks have asked this sender."""
     return len(schedulers[name].rooms[room].end._sends._wanted)
 
 
@@ -614,7 +616,8 @@ def abort(schedulers, name, room):
 
 
 def begin_and_abort(schedulers, name, room, address, count):
-    """So fast that Troupe is not done with the first one before the last one begins, which is not aborted."""
+    """Begins requests so fast that Troupe is still busy with the first when the last one begins; the last is not
+    aborted."""
     nodes, aborts = schedulers[name].manager.nodes, []
     nodes.abort = lambda *arguments: aborts.append(arguments)
     for _ in range(count):
@@ -628,14 +631,14 @@ def begin_and_abort(schedulers, name, room, address, count):
 
 
 def hear_nothing_of_nodes(schedulers, name):
-    """As where the supervisor is gone: a double, since it cannot be made to die between a registration and its news."""
+    """Simulates the loss of the supervisor, which cannot be made to die between a registration and its news."""
     nodes = schedulers[name].manager.nodes
     nodes.page_size_of = lambda node: None
     nodes.is_member = lambda node: False
 
 
 def withhold_unpinned(schedulers, name):
-    """As of peers that take long to say that they write no more."""
+    """Simulates peers that take long to confirm that they write no more."""
     from troupe.events import Unpinned
     nodes = schedulers[name].manager.nodes
     nodes.withheld, handle = [], type(nodes)._handle
@@ -662,7 +665,7 @@ def hand_over_unpinned(schedulers, name):
 
 
 def failure(schedulers, name, room):
-    """What SGLang's scheduler hears of a room that failed: the reason, and whether it is another rank's."""
+    """What SGLang's scheduler is told of a failed room: the reason, and whether it is another rank's."""
     it = schedulers[name]
     with it.in_context():
         try:
@@ -673,7 +676,7 @@ def failure(schedulers, name, room):
 
 
 def clear(schedulers, name, room):
-    """After success. The pages are free."""
+    """Ends a room after success. Its pages are free."""
     it = schedulers[name]
     with it.in_context():
         it.rooms[room].end.clear()
@@ -687,7 +690,7 @@ def clear_only(schedulers, name, room):
 
 
 def drop(schedulers, name, room):
-    """After a failure: SGLang frees the pages of a prefill server at once."""
+    """Ends a room after a failure: SGLang frees the pages of a prefill server at once."""
     it = schedulers[name]
     request = it.rooms.pop(room)
     if it.mode == "prefill":
@@ -696,7 +699,7 @@ def drop(schedulers, name, room):
 
 
 def hold(schedulers, name, room):
-    """After a failure at a decode server: whether the pages may be used again, as SGLang asks."""
+    """After a failure at a decode server: whether the pages may be reused, as SGLang asks."""
     it = schedulers[name]
     with it.in_context():
         it.rooms[room].end.ensure_abort_notified(force_arm=True)
@@ -714,7 +717,7 @@ def is_poisoned(schedulers, name, room):
 
 
 def metric(schedulers, name, room):
-    """Also what SGLang's own collector makes of it."""
+    """The metrics, also as SGLang's own collector makes them."""
     from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
     found = schedulers[name].rooms[room].end.get_transfer_metric()
     stats = SchedulerReqTimeStats()
@@ -723,7 +726,7 @@ def metric(schedulers, name, room):
 
 
 def state_of(schedulers, name):
-    """What the manager keeps."""
+    """Counts of what the manager keeps."""
     manager = schedulers[name].manager
     rooms = getattr(manager.request_status, "_local_map", manager.request_status)
     return {"rooms": len(rooms), "sends": len(manager.sends), "receives": len(manager.receives),
@@ -731,7 +734,7 @@ def state_of(schedulers, name):
 
 
 def ports(schedulers):
-    """On which this process listens, and those that its managers tell of."""
+    """The ports that this process listens on, and those that its managers announce."""
     own = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
     listening = set()
     for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -746,7 +749,7 @@ def release_memory(schedulers, name):
 
 
 def known_prefills(schedulers, name):
-    """Addresses, as the manager keeps them for its next requests."""
+    """The addresses that the manager keeps for its next requests."""
     manager = schedulers[name].manager
     return sorted({*manager.prefill_info_table, *manager.connection_pool})
 
@@ -760,7 +763,7 @@ def resume_memory(schedulers, name):
 
 
 def yield_pages(schedulers, name, room):
-    """SGLang's `optimistic_release_and_requeue`: the pages are another request's, the sender is the same."""
+    """SGLang's `optimistic_release_and_requeue`: another request takes the pages, the sender stays the same."""
     it = schedulers[name]
     request = it.rooms[room]
     it.poison(request.pages)
@@ -769,12 +772,12 @@ def yield_pages(schedulers, name, room):
 
 
 def forget_events(schedulers, name):
-    """As of a scheduler that stands still."""
+    """Acts like a frozen scheduler."""
     schedulers[name].manager.nodes._on_member = lambda event: None
 
 
 def forget_troupe(schedulers, name):
-    """As if its ranks had another transfer backend."""
+    """Pretends that its ranks have another transfer backend."""
     schedulers["bootstrap"]._said.clear()
 
 
@@ -791,7 +794,7 @@ def interpreter_ends(schedulers, name):
 
 
 def resolve_dp(schedulers, name, room, address):
-    """SGLang's own way to the data-parallel rank of a room."""
+    """SGLang's own way to find the data-parallel rank of a room."""
     from sglang.srt.disaggregation.decode import DecodePreallocQueue
     it = schedulers[name]
 
@@ -811,7 +814,7 @@ def be_dummy(schedulers, name):
 
 
 class Event:
-    """Of CUDA, as far as a process without a GPU has one."""
+    """The CUDA event interface, as far as a process without a GPU can have one."""
     cuda_event = 1
 
     def __init__(self):
@@ -822,7 +825,7 @@ class Event:
 
 
 def send_behind_event(schedulers, name, room, upto):
-    """How often the event was waited for, in all."""
+    """How often the event was waited for in all."""
     it = schedulers[name]
     end = it.rooms[room].end
     event = end._early_send_wait_event = Event()
@@ -863,7 +866,7 @@ def send_pages(schedulers, name, room, pages):
 
 
 def unlike_sglang(_, heads, theirs, own):
-    """Where Troupe's layouts put other heads than SGLang slices."""
+    """The places where Troupe's layouts put other heads than SGLang slices."""
     from sglang.srt.disaggregation.common.staging_buffer import compute_head_slice_params
     found = []
     for rank in range(own):
@@ -886,7 +889,7 @@ def unlike_sglang(_, heads, theirs, own):
 
 
 def unlike_sglangs_states(_, theirs, own):
-    """Where the test's bytes of a recurrent state are not those that SGLang's slices make."""
+    """The places where the test's bytes of a recurrent state differ from those that SGLang's slices make."""
     import numpy as np
     from sglang.srt.disaggregation.utils import compute_mamba_state_slice_byte_blocks
 
@@ -916,7 +919,7 @@ def unlike_sglangs_states(_, theirs, own):
 
 
 def http(_, method, url, body=None):
-    """`body`: text is sent as it is."""
+    """`body`: a text is sent unchanged."""
     import requests
     sent = {"data": body} if isinstance(body, str) else {"json": body} if body is not None else {}
     answer = requests.request(method, url, timeout=PATIENCE, **sent)
@@ -924,7 +927,7 @@ def http(_, method, url, body=None):
 
 
 def unlike_sglangs_server(_, seed):
-    """Calls of which the two bootstrap servers make different things."""
+    """Calls to which the two bootstrap servers respond differently."""
     import random
 
     import requests

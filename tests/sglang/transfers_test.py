@@ -1,4 +1,5 @@
-"""Troupe's transfer backend for SGLang: scheduler processes, SGLang's own classes, memory of the host, every byte compared.
+"""Troupe's transfer backend for SGLang: scheduler processes with SGLang's own classes and host memory. Every byte
+is compared.
 
 Run by ctest, sglang.transfers, with the paths of the troupe command and of libtroupe.so.0.
 """
@@ -57,14 +58,14 @@ class Server:
             self.nodes = [self.at[name].end() for name in self.names]
 
     def run(self, function, *arguments, **named):
-        """By each rank, in turn."""
+        """Runs it at each rank, in turn."""
         return [self.at[name].run(function, name, *arguments, **named) for name in self.names]
 
     def first(self, function, *arguments, **named):
         return self.at[self.names[0]].run(function, self.names[0], *arguments, **named)
 
     def poll(self, room):
-        """As SGLang takes it: the least of all ranks."""
+        """The status as SGLang computes it: the least of all ranks."""
         return min(self.run(sglang.poll, room))
 
     def kill(self):
@@ -85,8 +86,8 @@ class Transfers(unittest.TestCase):
     # -- what SGLang's loops do, step by step
 
     def meet(self, prefill, decode, room, tokens, prefix=0, states=None, sender_first=True):
-        """Until the sender waits for input. Returns the prefix that it was told."""
-        if sender_first:  # None: there is one
+        """Goes on until the sender waits for input. Returns the prefix that the sender was told."""
+        if sender_first:  # None: there is a sender already
             prefill.run(sglang.begin, room, prefill.address)
         decode.run(sglang.begin, room, prefill.address)
         for name in decode.names:
@@ -125,13 +126,13 @@ class Transfers(unittest.TestCase):
 
 
 class Bytes(Transfers):
-    """Every byte of every page, head and layer, against what was computed."""
+    """Compares every byte of every page, head and layer with what was computed."""
 
     def test_a_request_in_one_chunk_and_in_many(self):
         prefill, decode = self.pair()
         self.transfer(prefill, decode, self.room, 100)
         self.transfer(prefill, decode, next(self.rooms), 100, chunks=(30, 64, 70))
-        self.transfer(prefill, decode, next(self.rooms), 96, chunks=(16, 32, 33))  # which ends with a page
+        self.transfer(prefill, decode, next(self.rooms), 96, chunks=(16, 32, 33))  # the last chunk ends with a page
         self.transfer(prefill, decode, next(self.rooms), 1)
         self.assert_nothing_is_left(prefill, decode)
 
@@ -169,7 +170,7 @@ class Bytes(Transfers):
             with self.subTest(prefill=theirs, decode=own, **model):
                 prefill, decode = self.pair({"tp": theirs}, {"tp": own}, **model)
                 told = self.transfer(prefill, decode, next(self.rooms), 100, chunks=(48,), prefix=32)
-                self.assertLessEqual(set(told), {0, 32})  # 0: of a rank that has nothing to send
+                self.assertLessEqual(set(told), {0, 32})  # 0: from a rank that has nothing to send
                 self.assertIn(32, told)
                 self.assert_nothing_is_left(prefill, decode)
                 prefill.kill()
@@ -218,13 +219,13 @@ class Bytes(Transfers):
         for room in rooms:
             until(lambda room=room: decode.poll(room) == SUCCESS, "a receiver does not end")
             until(lambda room=room: prefill.poll(room) == SUCCESS, "a sender does not end")
-        # Rows of metadata are shared by rooms that are far enough apart; the last owner's is there.
+        # Rooms that are far enough apart share rows of metadata; the row holds that of the last owner.
         wrong = [[one for one in decode.first(sglang.check, room) if one[0] != "row"] for room in rooms]
         self.assertEqual(wrong, [[]] * len(rooms))
 
 
 class States(Transfers):
-    """What a model keeps beside keys and values."""
+    """The state that a model keeps besides keys and values."""
 
     def test_recurrent_states_of_equal_and_unequal_sizes(self):
         for theirs, own, part in ((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2), (4, 2, 1)):
@@ -292,7 +293,7 @@ class States(Transfers):
 
 
 class Order(Transfers):
-    """Whoever comes first, and requests that begin again."""
+    """Either side may come first, and requests may begin again."""
 
     def test_the_receiver_may_be_first(self):
         prefill, decode = self.pair()
@@ -360,7 +361,7 @@ class Order(Transfers):
 
 
 class Lifecycle(Transfers):
-    """Of a sender and a receiver, as SGLang's own tests of its classes have it."""
+    """One sender and one receiver, as in SGLang's own tests of its classes."""
 
     def test_a_last_chunk_without_pages_brings_metadata_and_states(self):
         prefill, decode = self.pair({"tp": 2}, {"tp": 1}, states=("mamba",))
@@ -368,7 +369,7 @@ class Lifecycle(Transfers):
         self.meet(prefill, decode, room := next(self.rooms), 96, states={"mamba": [6]})
         prefill.run(sglang.send, room, 90)  # five pages
         prefill.run(sglang.send_pages, room, [1])
-        self.assertEqual(prefill.run(sglang.poll, room), [FAILED] * 2)  # the state is not there
+        self.assertEqual(prefill.run(sglang.poll, room), [FAILED] * 2)  # the state is missing
         self.assertIn("one slot, and 0 were named", prefill.first(sglang.failure, room)[1])
 
     def test_a_context_parallel_rank_that_sends_nothing_ends_with_the_last_chunk(self):
@@ -395,7 +396,7 @@ class Lifecycle(Transfers):
         prefill.run(sglang.begin, self.room, prefill.address)
         self.assertFalse(prefill.first(sglang.lose_room, self.room))
         self.assertEqual(prefill.poll(self.room), FAILED)
-        self.assertEqual(prefill.first(sglang.failure, self.room)[2], True)  # another rank's
+        self.assertEqual(prefill.first(sglang.failure, self.room)[2], True)  # the reason is another rank's
         self.assert_nothing_is_left(prefill)
 
     def test_an_outcome_stays_and_a_reason_is_told_once(self):
@@ -443,19 +444,19 @@ class Lifecycle(Transfers):
 
 
 class Aborts(Transfers):
-    """Before, during and after bootstrap, at either side. Nothing is lost, and nothing is written late."""
+    """Aborts before, during and after bootstrap, at either side. Nothing is lost, and nothing is written late."""
 
     def setUp(self):
         super().setUp()
         self.prefill, self.decode = self.pair({"tp": 2}, {"tp": 1})
 
     def goes_on(self):
-        """The next request is none the worse, and nothing is kept of the one before."""
+        """Expects the next request to succeed, and nothing to be kept of the previous one."""
         self.transfer(self.prefill, self.decode, next(self.rooms), 60, chunks=(32,))
         self.assert_nothing_is_left(self.prefill, self.decode)
 
     def ends(self, server, *said, other=False):
-        """SGLang's way to the end of a room that failed, with one of these words."""
+        """Expects a failed room to end in SGLang's way, with one of these words."""
         until(lambda: server.poll(self.room) == FAILED, f"the {server.mode} server hears nothing")
         heard = server.run(sglang.failure, self.room)
         self.assertTrue(any(words in reason for words in said for _, reason, _ in heard), heard)
@@ -511,7 +512,7 @@ class Aborts(Transfers):
         self.prefill.run(sglang.send, self.room, 32)
         self.decode.run(sglang.abort, self.room)
         self.ends(self.decode, "AbortReq")
-        # By the end of its receive, or because it gives the request back, whichever comes first.
+        # By the end of its receive or by the release of the request, whichever comes first.
         self.ends(self.prefill, "AbortReq", "nobody wants it")
         self.goes_on()
 
@@ -568,7 +569,7 @@ class Aborts(Transfers):
     def test_what_sglang_drops_at_one_rank_is_given_up(self):
         self.meet(self.prefill, self.decode, self.room, 60)
         first, second = self.prefill.names
-        self.prefill.at[first].run(sglang.failure, first, self.room)  # it has heard of another rank
+        self.prefill.at[first].run(sglang.failure, first, self.room)  # it has heard from another rank
         self.ends(self.decode, "another rank of the prefill server failed")
         self.prefill.at[second].run(sglang.failure, second, self.room)
         self.prefill.run(sglang.drop, self.room)
@@ -587,7 +588,7 @@ class Aborts(Transfers):
             until(lambda: self.decode.first(sglang.withheld), "it has no end")
             if aborted:
                 self.assertEqual(self.decode.run(sglang.hold, self.room), [False])
-                self.decode.run(sglang.failure, self.room)  # SGLang takes the reason before it asks for the pages
+                self.decode.run(sglang.failure, self.room)  # SGLang reads the reason before it asks about the pages
                 self.assertEqual(self.decode.run(sglang.hold, self.room), [False])
                 self.decode.run(sglang.hand_over_unpinned)
                 self.assertEqual(self.decode.run(sglang.hold, self.room), [True])
@@ -611,7 +612,7 @@ class Aborts(Transfers):
 
 
 class Deaths(Transfers):
-    """Peers that die, and those that come back."""
+    """Peers that die, and peers that come back."""
 
     def restarted(self, server, **model):
         return Server(self, server.mode, tp=server.tp, bootstrap=server.bootstrap, **model)
@@ -649,7 +650,7 @@ class Deaths(Transfers):
         decode.run(sglang.begin, self.room, prefill.address)
         until(lambda: decode.first(sglang.ensure, prefill.address), "the prefill is not ready")
         decode.run(sglang.init, self.room)
-        decode.run(sglang.forget_events)  # it hears of nothing that happens
+        decode.run(sglang.forget_events)  # receives no event of anything that happens
         prefill.kill()
         prefill = self.restarted(prefill)
         decode.run(sglang.ask, self.room, 60)
@@ -712,7 +713,7 @@ edges: [{{from: sglang, to: sglang, mode: write}}]
 
 
 class Misfits(Transfers):
-    """Servers that do not fit each other fail the rooms that are meant for both, with the reason, and nothing else."""
+    """Servers that do not fit each other fail the rooms that both take part in, with the reason, and nothing else."""
 
     def refused(self, prefill, decode, said, asks=True):
         decode.run(sglang.begin, self.room, prefill.address)
@@ -826,7 +827,7 @@ class Misfits(Transfers):
 
 
 class Managers(Transfers):
-    """Of one process, and what they leave behind."""
+    """Resources of one process, and what transfers leave behind."""
 
     def test_several_in_one_process_have_no_ports_but_those_of_their_nodes(self):
         prefill, decode = self.pair({"tp": 2, "together": True}, {"tp": 2, "together": True})
@@ -835,7 +836,7 @@ class Managers(Transfers):
             listening, nodes = server.processes[0].run(sglang.ports)
             self.assertEqual(len(nodes), 2)
             self.assertLessEqual({*nodes, *bootstrap}, set(listening))
-            # Beside its own a node has one for the data that go over tcp.
+            # Besides its own port a node has one for the data that go over tcp.
             self.assertEqual(len(listening), 2 * len(nodes) + len(bootstrap))
 
     def test_both_roles_in_one_process(self):
@@ -860,7 +861,7 @@ class Managers(Transfers):
         decode.run(sglang.release_memory)
         self.assertEqual(decode.poll(self.room), FAILED)
         self.assertIn("released its memory", decode.first(sglang.failure, self.room)[1])
-        # Who has no nodes does not hear that the prefill server begins again.
+        # A process without nodes does not hear that the prefill server starts again.
         self.assertEqual(decode.first(sglang.known_prefills), [])
         until(lambda: prefill.poll(self.room) == FAILED, "the sender hears nothing")
         prefill.run(sglang.release_memory)
@@ -931,7 +932,7 @@ edges: [{{from: sglang, to: sglang, mode: write}}]
 
 
 class Bootstrap(Transfers):
-    """The bootstrap server, against SGLang's own."""
+    """The bootstrap server, compared with SGLang's own."""
 
     def test_it_answers_as_sglangs_own_does(self):
         process = Process()
@@ -970,7 +971,7 @@ class Bootstrap(Transfers):
 
 
 def end_supervisors(state):
-    """Those that were begun outlive the tests."""
+    """Supervisors that were started on demand outlive the tests."""
     for notice in state.glob("troupe/*/supervisor"):
         with contextlib.suppress(ValueError, KeyError, ProcessLookupError):
             ended = os.pidfd_open(json.loads(notice.read_text())["pid"])
@@ -981,7 +982,7 @@ def end_supervisors(state):
 
 if __name__ == "__main__":
     command, library = (str(pathlib.Path(path).resolve()) for path in sys.argv[1:3])
-    with tempfile.TemporaryDirectory() as own:  # supervisors leave what they know of their clusters
+    with tempfile.TemporaryDirectory() as own:  # supervisors leave state files of their clusters
         os.environ.update(TROUPE_COMMAND=command, TROUPE_LIBRARY=library, XDG_STATE_HOME=own)
         Process.nursery = Nursery()
         try:

@@ -23,7 +23,7 @@ bool is_made(std::size_t size) {
 
 }  // namespace troupe::testing
 
-// Those of arrays call these.
+// The array forms call these.
 
 [[gnu::noinline]] void* operator new(std::size_t size) {
   if (troupe::testing::is_made(size)) {

@@ -1,6 +1,6 @@
 #pragma once
 
-/// What a test knows of the allocations of its thread, and which of them fail. For tests that link
+/// Counts the allocations of the calling thread, and makes them fail. For tests that link
 /// `troupe::allocations`, which replaces the allocator of the whole program.
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 namespace troupe::testing {
 
 struct allocation_record {
-  std::optional<std::size_t> left;  ///< how many are made until all fail; none: all are made
+  std::optional<std::size_t> left;  ///< allocations until all fail; empty: none fails
   std::size_t made{0};
-  std::size_t largest{0};  ///< in bytes, also of those that failed
+  std::size_t largest{0};  ///< in bytes, failed allocations included
 };
 
 extern thread_local allocation_record allocations;

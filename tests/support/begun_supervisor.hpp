@@ -16,16 +16,16 @@
 
 #include "waiting.hpp"
 
-/// Supervisors that nobody starts, and that would outlive the test in which processes begin them.
+/// Supervisors that processes start on demand, and that would outlive the test.
 namespace troupe::testing {
 
-/// The one of a cluster, of the folder that XDG_STATE_HOME names. It ends with this object: make that before
-/// whatever may begin one.
+/// The supervisor of one cluster, in the folder that XDG_STATE_HOME names. The destructor kills it,
+/// so create this object before anything that may start a supervisor.
 class begun_supervisor {
  public:
   explicit begun_supervisor(std::string cluster) : cluster_{std::move(cluster)} {}
   ~begun_supervisor() {
-    // Each may have been begun by somebody who was about to end.
+    // Another process may have started one just before its own end.
     for (int i = 0; i < 10 && lives(); ++i) {
       if (const auto number = pid(); number > 0) ::kill(number, SIGKILL);
       (void)comes_true([this] { return !lives() || pid() > 0; });
@@ -40,7 +40,7 @@ class begun_supervisor {
   }
   [[nodiscard]] std::string notice() const { return text_of(folder() + "/supervisor"); }
   [[nodiscard]] std::string log() const { return text_of(folder() + "/supervisor.log"); }
-  /// Whether a process holds the notice.
+  /// Whether a process holds the lock on the notice file.
   [[nodiscard]] bool lives() const {
     const int fd = ::open((folder() + "/supervisor").c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
@@ -48,7 +48,7 @@ class begun_supervisor {
     ::close(fd);
     return held;
   }
-  /// -1: it does not say.
+  /// -1 if the notice names no process.
   [[nodiscard]] pid_t pid() const {
     const auto text = notice();
     const std::string before = "\"pid\":";
@@ -56,7 +56,7 @@ class begun_supervisor {
     if (at == std::string::npos) return -1;
     return static_cast<pid_t>(std::strtol(text.c_str() + at + before.size(), nullptr, 10));
   }
-  /// Waits for one that listens, and is not `former`. -1: none came.
+  /// Waits for a supervisor that listens and is not `former`. -1 if none appears.
   [[nodiscard]] pid_t wait(pid_t former = -1) const {
     const auto listens = [&] {
       return lives() && pid() > 0 && pid() != former &&

@@ -28,7 +28,8 @@ Function real(const char* name) {
 
 }  // namespace
 
-// The linker finds these before those of libibverbs: what the backend makes is known here.
+// The linker finds these before those of libibverbs, so this file knows every queue pair that the
+// backend creates.
 extern "C" ibv_qp* ibv_create_qp(ibv_pd* domain, ibv_qp_init_attr* attributes) {
   auto* made = real<decltype(&ibv_create_qp)>("ibv_create_qp")(domain, attributes);
   const std::lock_guard lock{pairs_mutex};
@@ -104,7 +105,7 @@ bool lose_rdma_devices() {
 #ifdef TROUPE_TEST_VERBS
   devices_lost = true;
 #endif
-  // Their ports have another address for a moment: so they have something to say.
+  // Gives their ports another address for a moment, which raises a real event.
   return std::system(
              "for port in /sys/class/net/wire*; do"
              "  for what in add del; do"

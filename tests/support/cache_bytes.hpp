@@ -1,7 +1,7 @@
 #pragma once
 
-/// Bytes that belong to one request and one place of a cache, for tests that move caches about. Layers are
-/// those of the cache; what is in one goes by its number in the model.
+/// Byte patterns that belong to one request and one place of a cache, for tests that move caches.
+/// Layers are numbered as in the cache; their content depends on the layer's number in the model.
 
 #include <cstddef>
 #include <cstdint>

@@ -56,9 +56,9 @@ class line_channel {
     const auto whole = line + "\n";
     [[maybe_unused]] const auto sent = ::send(fd_, whole.data(), whole.size(), MSG_NOSIGNAL);
   }
-  /// What a child is told to do next, however late that is; nothing when the test is over.
+  /// The next order for a child, however late it comes; empty once the test is over.
   std::optional<std::string> order() { return hear(24h); }
-  /// The next line; nothing when none came in time or the other end is gone.
+  /// The next line; empty if none came in time or the other end is gone.
   std::optional<std::string> hear(std::chrono::milliseconds time = wait_limit) {
     const auto until = std::chrono::steady_clock::now() + time;
     for (;;) {
@@ -112,7 +112,7 @@ class forked {
 
   line_channel& channel() { return channel_; }
   void signal(int number) const { ::kill(pid_, number); }
-  /// Stands still when this returns.
+  /// Returns once the process is stopped.
   void stop() const {
     ::kill(pid_, SIGSTOP);
     int status = 0;
@@ -125,7 +125,7 @@ class forked {
     waitpid(pid_, &status, 0);
     pid_ = -1;
   }
-  /// Waits for its own end; its exit status, -1 for a signal.
+  /// Waits for the process to exit by itself. Returns its exit status, -1 for a signal.
   int join() {
     int status = 0;
     waitpid(pid_, &status, 0);
@@ -156,11 +156,11 @@ struct cluster_options {
   std::string on_full{"wait"};
   std::string retry_window{"0s"};
   std::string source_lease{"60s"};
-  std::uint32_t max_operations{0};  ///< 0: as many as by default
-  std::uint32_t max_parked{0};      ///< likewise
+  std::uint32_t max_operations{0};  ///< 0: the default
+  std::uint32_t max_parked{0};      ///< 0: the default
   std::string heartbeat_interval{"200ms"};
   std::string heartbeat_timeout{"2s"};
-  /// Longer than a crowded machine keeps a process from answering; empty: the default of 1 s.
+  /// Longer than a busy machine keeps a process from answering. Empty: the default of 1 s.
   std::string peer_silence{"20s"};
   std::string connect_timeout;   ///< empty: the default; longer over rdma
   std::string transport_more;    ///< e.g. ", max_reconnects: 0, fallback: [tcp]"
@@ -168,7 +168,8 @@ struct cluster_options {
   std::string more_stages, more_edges;  ///< lines of a list, "  - {...}\n" each
 };
 
-/// With time-outs that end nothing in a test: each is longer than a wait, or as long as it may be.
+/// Sets time-outs that end nothing during a test: each is longer than any wait, or the longest
+/// allowed.
 inline cluster_options unhurried(cluster_options options = {}) {
   options.deadline = "10min";
   options.source_lease = "10min";
@@ -203,7 +204,7 @@ class cluster {
     return names;
   }
 
-  /// A node in this process.
+  /// Starts a node in this process.
   [[nodiscard]] std::unique_ptr<engine> start(const std::string& name,
                                               engine_options options = {}) const {
     auto started = engine::start(deployment(), name, std::move(options));
@@ -216,7 +217,7 @@ class cluster {
     return std::move(*started);
   }
 
-  /// A node in a process of its own, which runs `body` once it is registered.
+  /// Starts a node in its own process, which runs `body` once it is registered.
   [[nodiscard]] std::unique_ptr<forked> spawn(
       const std::string& name, const std::function<int(engine&, line_channel&)>& body,
       bool polling = false) const {
@@ -239,17 +240,17 @@ class cluster {
   }
 
  private:
-  /// The `transport` of a stage. Over rdma the prefill side stands at one end of the wire and the
-  /// others at the other.
+  /// The `transport` section of a stage. Over rdma the prefill side is at one end of the wire and
+  /// the other stages are at the other.
   [[nodiscard]] std::string transport(const std::string& stage, const std::string& more) const {
-    // A store's memory is the host's.
+    // A store's memory is host memory.
     const auto backend = stage == "store" && options_.backend == "xgmi" ? "auto" : options_.backend;
     std::string text = "{backend: " + backend + more;
     if (!options_.peer_silence.empty()) text += ", peer_silence: " + options_.peer_silence;
     if (!options_.connect_timeout.empty()) text += ", connect_timeout: " + options_.connect_timeout;
     if (options_.backend == "rdma") {
       text += std::string{", device: "} + (stage == "prefill" ? "rxe0a" : "rxe0b");
-      // An emulated machine stands still for longer than a wire, or a peer, is given to answer.
+      // An emulated machine may stall for longer than the default time-outs allow.
       if (options_.connect_timeout.empty()) text += ", connect_timeout: 20s";
       if (options_.peer_silence.empty()) text += ", peer_silence: 20s";
       if (options_.transport_more.find("rdma:") == std::string::npos)
@@ -325,14 +326,14 @@ class cluster {
   std::unique_ptr<forked> supervisor_;
 };
 
-/// A node that lives until it is told to end, or is killed.
+/// A node that does nothing until it is told to end or is killed.
 inline int bystander(engine&, line_channel& channel) {
   channel.say("up");
   (void)channel.order();
   return 0;
 }
 
-/// What an engine was told of one operation, up to its outcome (and to `unpinned` if asked).
+/// The events of one operation, up to its outcome (and to `unpinned` if asked).
 struct told {
   std::optional<kvcache::allocation> allocated;
   std::vector<actors::cache_slice> layers;
@@ -354,7 +355,7 @@ class listener {
   told& of(operation_id id) { return told_[id.value]; }
   void forget(operation_id id) { told_.erase(id.value); }
 
-  /// Whether the condition comes true. A shorter time is for what is not to come.
+  /// Returns whether the condition comes true. Pass a shorter time to check that it does not.
   bool until(const std::function<bool()>& condition, std::chrono::milliseconds time = wait_limit) {
     const auto end = std::chrono::steady_clock::now() + time;
     while (!condition()) {
@@ -369,7 +370,7 @@ class listener {
   bool unpinned(operation_id id, std::chrono::milliseconds time = wait_limit) {
     return until([&] { return of(id).unpinned > 0; }, time);
   }
-  /// Until `count` transfers have been asked for over a link that is up.
+  /// Waits until `count` transfers have been requested over a link that is up.
   bool moving(std::size_t count = 1) {
     return until([&] {
       const auto transfers = node_.report().transfers;

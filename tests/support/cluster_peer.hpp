@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the supervisor's tests speak to: a node actor that does nothing but remember what it was
-/// told, and a deployment of three nodes.
+/// A peer for the supervisor's tests: a node actor that only records what it was told, and a
+/// deployment of three nodes.
 
 #include <condition_variable>
 #include <functional>
@@ -42,7 +42,7 @@ class told {
     orders_.push_back(o);
     changed_.notify_all();
   }
-  /// What a drain told it, once there are so many of them.
+  /// The orders of a drain, once at least `at_least` have come.
   std::vector<drain_order> orders(std::size_t at_least) {
     std::unique_lock lock{mutex_};
     changed_.wait_for(lock, troupe::testing::wait_limit,
@@ -100,7 +100,7 @@ inline node_actor::behavior_type listening_node(node_actor::pointer self, std::s
   };
 }
 
-/// What a test has a played supervisor do otherwise than take everybody in and show nobody.
+/// What a played supervisor does differently from admitting every node and showing no members.
 struct supervisor_part {
   std::function<registration()> registers = [] { return registration{}; };
   std::function<void(const heartbeat&)> hears = [](const heartbeat&) {};
@@ -109,8 +109,8 @@ struct supervisor_part {
   };
 };
 
-/// A supervisor that answers registrations, heartbeats and who asks for the members as the test says,
-/// and does nothing else.
+/// A supervisor that answers registrations, heartbeats and requests for the members as the test
+/// says, and does nothing else.
 inline supervisor_actor::behavior_type played_supervisor(supervisor_actor::pointer self,
                                                          const supervisor_part& part) {
   return {
@@ -138,8 +138,8 @@ inline supervisor_actor::behavior_type played_supervisor(supervisor_actor::point
   };
 }
 
-/// Three nodes and an edge. Nodes are down after ten heartbeats missed: after the default interval,
-/// which is long, only in a test that waits for it.
+/// Three nodes and an edge. A node is down after ten missed heartbeats. The default interval is
+/// long: only tests that wait for it pass a shorter one.
 inline supervisor_options three_nodes(
     std::chrono::milliseconds interval = std::chrono::milliseconds{20'000}) {
   supervisor_options o;

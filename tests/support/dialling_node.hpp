@@ -1,6 +1,6 @@
 #pragma once
 
-/// One node's actor in the test's own process, which dials a peer that the test plays.
+/// The actor of one node in the test's own process, which dials a peer that the test plays.
 
 #include <chrono>
 #include <condition_variable>
@@ -26,7 +26,7 @@ namespace troupe::actors::testing {
 
 using namespace std::chrono_literals;
 
-/// What actors told the test.
+/// Messages that actors sent to the test.
 template <class What>
 class inbox {
  public:
@@ -39,7 +39,7 @@ class inbox {
     const std::lock_guard lock{mutex_};
     return all_.size();
   }
-  /// The number `index` of them; nothing when it does not come.
+  /// Message number `index`; empty if it does not come in time.
   std::optional<What> at(std::size_t index) {
     std::unique_lock lock{mutex_};
     const auto here = [&] { return all_.size() > index; };
@@ -56,10 +56,10 @@ class inbox {
 template <class What>
 using inbox_ptr = std::shared_ptr<inbox<What>>;
 
-/// What a peer does with a request for a link, of that link's actor.
+/// Called with a request for a link and the actor of that link.
 using asked_for_link = std::function<void(const link_request&, const caf::strong_actor_ptr&)>;
 
-/// That actor ends as by a defect.
+/// Ends that actor as a defect would.
 inline void crashes_the_link(const link_request&, const caf::strong_actor_ptr& link) {
   caf::anon_send_exit(link, caf::exit_reason::unhandled_exception);
 }
@@ -79,7 +79,7 @@ inline node_actor::behavior_type mute(node_actor::pointer self, const asked_for_
   };
 }
 
-/// A peer all of whose links have that one end.
+/// A peer that hands every link request to `end`.
 inline node_actor::behavior_type accepting_node(node_actor::pointer self, link_actor end) {
   return {
       [](members_atom, const membership&) {},
@@ -100,7 +100,7 @@ inline context_ptr context_of(const std::string& name) {
   return std::make_shared<node_context>(std::move(settings));
 }
 
-/// A port that remembers which links did not come.
+/// A port that records the links that could not be made.
 inline engine_port_actor::behavior_type disappointed(engine_port_actor::pointer,
                                                      inbox_ptr<link_gone> gone) {
   return {
@@ -114,7 +114,7 @@ inline engine_port_actor::behavior_type disappointed(engine_port_actor::pointer,
   };
 }
 
-/// A node's actor that makes links on demand, and the peer that it dials.
+/// A node actor that makes links on demand, and the peer that it dials.
 class dialling_node : public ::testing::Test {
  protected:
   actor_host there, here;
@@ -124,7 +124,7 @@ class dialling_node : public ::testing::Test {
   local_node_actor actor;
   std::uint16_t peer_port{0};
   std::uint64_t epoch{0};
-  /// What the peer says of itself otherwise than a process of this host.
+  /// Changes what the peer says of itself. By default it is a process of this host.
   std::function<void(node_info&)> peer_is = [](node_info&) {};
 
   void TearDown() override {
@@ -138,14 +138,14 @@ class dialling_node : public ::testing::Test {
     auto endpoint = transport::endpoint::create(place);
     ASSERT_TRUE(endpoint) << to_string(endpoint.error());
     context->endpoint = std::move(*endpoint);
-    context->settings.connect_timeout = 10 * troupe::testing::wait_limit;  // not what ends the wait
+    context->settings.connect_timeout = 10 * troupe::testing::wait_limit;  // must not end the wait
     const auto port = here.system().spawn(disappointed, gone);
     actor = here.system().spawn(node, context, port, pool_manager_actor{},
                                 std::make_shared<node_drain>());
     here.own(port);
     here.own(actor);
   }
-  /// The supervisor shows this life of the peer.
+  /// Tells the node of this incarnation of the peer, as the supervisor would.
   void show(std::uint64_t life) {
     member peer;
     peer.node = request_of("prefill-0", life, peer_port).node;

@@ -8,8 +8,8 @@
 
 namespace troupe::testing {
 
-/// Whether an actor that `self` monitors ends within that time. CAF's own `after` goes by the wall
-/// clock, which may be set meanwhile.
+/// Returns whether an actor that `self` monitors ends within `time`. CAF's own `after` uses the
+/// wall clock, which may be set meanwhile.
 inline bool monitored_ends_within(caf::scoped_actor& self, std::chrono::milliseconds time) {
   const auto end = std::chrono::steady_clock::now() + time;
   while (self->mailbox().empty()) {

@@ -1,7 +1,7 @@
 #pragma once
 
-/// One process of a transfer dies or freezes; the test's own is the survivor. Real processes, real
-/// signals.
+/// Tests in which one process of a transfer dies or freezes; the test's own process survives. Real
+/// processes, real signals.
 
 #include <chrono>
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace troupe::testing {
 
-/// How an engine makes progress: by threads of its node, or only while it is asked for events.
+/// How an engine makes progress: by the threads of its node, or only while it is asked for events.
 enum class progress { event_driven, polling };
 
 /// A process that becomes node `name` when it is told "start". Fork it before the first engine of
@@ -59,14 +59,15 @@ inline ::testing::AssertionResult whole(const engine& node) {
          << pool.blocks_quarantined << " in quarantine";
 }
 
-/// Whether it was lost since it was silent, as one is that stands still. Who is killed is not waited for so long.
+/// Whether the peer was lost for being silent, as a frozen process is. A killed process is detected
+/// sooner.
 inline bool was_silent(const troupe::error& why) {
   return why.message.find("silent for ") != std::string::npos;
 }
 
 class fault : public ::testing::TestWithParam<way> {
  protected:
-  /// What ends a transfer is the fault, not a clock, and nobody is taken for dead who lives.
+  /// Only the fault ends a transfer, not a clock, and no live process is taken for dead.
   static cluster_options patient(const way& w) {
     auto options = unhurried(options_of(w));
     options.prefill_pool = "16MiB";
@@ -80,17 +81,17 @@ class fault : public ::testing::TestWithParam<way> {
   std::unique_ptr<engine> node;
   std::unique_ptr<cache_bytes> cache;
   std::unique_ptr<listener> events;
-  /// The process that dies, and the one that comes after it under its name.
+  /// The process that dies, and its successor under the same name.
   std::unique_ptr<forked> first, second;
 
-  /// The first life of prefill-0 is up, and decode-0 is here.
+  /// Starts the first prefill-0, and decode-0 here.
   void start_prefill() {
     first = later(c, "prefill-0", scripted_prefill);
     second = later(c, "prefill-0", scripted_prefill);
     survive_as("decode-0");
     begin(*first);
   }
-  /// The first life of decode-0 is up, and prefill-0 is here.
+  /// Starts the first decode-0, and prefill-0 here.
   void start_decode(progress how = progress::event_driven) {
     const auto body = [this](engine& e, line_channel& l) {
       return scripted_decode(GetParam(), e, l);
@@ -100,7 +101,7 @@ class fault : public ::testing::TestWithParam<way> {
     survive_as("prefill-0");
     begin(*first);
   }
-  /// The survivor, in this process. After every fork.
+  /// Starts the survivor in this process. Call it after every fork.
   void survive_as(const std::string& name) {
     cluster::quiet(name);
     node = c.start(name);
@@ -123,13 +124,13 @@ class fault : public ::testing::TestWithParam<way> {
     EXPECT_TRUE(sent) << to_string(sent.error());
     return sent.value_or(operation_id{});
   }
-  /// Computes all of it, and says so.
+  /// Computes the rest of the request and reports it.
   void complete(operation_id id, const kvcache::allocation& blocks, std::uint64_t seed) {
     cache->fill(blocks.blocks, 0, 4, 0, 50, seed);
     ASSERT_TRUE(node->layers_ready(id, 0, 4, 50));
     ASSERT_TRUE(node->seal(id, 50));
   }
-  /// The first decode asks for request "r" and is sent two of its four layers.
+  /// Sends the first decode two of the four layers of request "r", for which it asked.
   operation_id send_two_layers(kvcache::allocation& blocks, std::uint64_t seed) {
     const auto id = send("r", 50, blocks);
     EXPECT_EQ(ask(*first, "receive r 50"), "ok");
@@ -138,7 +139,7 @@ class fault : public ::testing::TestWithParam<way> {
     EXPECT_TRUE(events->moving()) << "nobody asked for it";
     return id;
   }
-  /// Asks the first prefill for request "r" and is sent two of its four layers: they are here, or this
+  /// Asks the first prefill for request "r". Returns once two of its four layers are here, or this
   /// side has begun to read.
   operation_id receive_two_layers(std::uint64_t seed) {
     EXPECT_EQ(ask(*first, "send r 50 " + std::to_string(seed)), "ok");
@@ -151,13 +152,14 @@ class fault : public ::testing::TestWithParam<way> {
     }
     return id;
   }
-  /// Frees blocks that a live transfer has pinned: none of them may come back yet.
+  /// Frees blocks that a live transfer has pinned: none of them may return to the pool yet.
   void free_under_way(const kvcache::allocation& blocks) {
     ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
     EXPECT_EQ(node->report().pool.blocks_quarantined, blocks.blocks.size())
         << "blocks that a live transfer still touches were given away";
   }
-  /// The operation failed once, since the peer's process was gone; its blocks come back after `unpinned`.
+  /// Expects that the operation failed once because the peer's process was gone, and that its
+  /// blocks return after `unpinned`.
   void expect_lost(operation_id id) {
     ASSERT_TRUE(events->outcome(id));
     ASSERT_TRUE(events->unpinned(id));
@@ -169,8 +171,8 @@ class fault : public ::testing::TestWithParam<way> {
     EXPECT_EQ(t.why.code, errc::peer_lost) << to_string(t.why);
     EXPECT_FALSE(was_silent(t.why)) << to_string(t.why);
   }
-  /// The first peer is killed while `id` moves `blocks`, which the engine has given back: it is lost,
-  /// nothing is lost of the pool, and the second peer begins under the same name.
+  /// Kills the first peer while `id` moves `blocks`, which the engine has already freed. The
+  /// operation must fail, the pool lose no block, and the second peer start under the same name.
   void kill_under_way(operation_id id, const kvcache::allocation& blocks) {
     free_under_way(blocks);
     first->end(SIGKILL);
@@ -185,7 +187,7 @@ class fault : public ::testing::TestWithParam<way> {
     ASSERT_EQ(ask(prefill, "seal"), "ok");
     expect_taken(prefill, receive(request, 50), seed);
   }
-  /// All that a scripted prefill sends has come, and both sides say so.
+  /// Expects all that a scripted prefill sends to arrive, and both sides to report it.
   void expect_taken(forked& prefill, operation_id id, std::uint64_t seed,
                     std::uint32_t tokens = 50) {
     ASSERT_TRUE(events->unpinned(id));
@@ -195,14 +197,14 @@ class fault : public ::testing::TestWithParam<way> {
     ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
     EXPECT_EQ(ask(prefill, "outcome"), "done");
   }
-  /// The same, once the first prefill has sent the rest of its request.
+  /// Like `expect_taken`, once the first prefill has sent the rest of its request.
   void expect_rest_taken(operation_id id, std::uint64_t seed) {
     ASSERT_EQ(ask(*first, "ready 4"), "ok");
     ASSERT_EQ(ask(*first, "seal"), "ok");
     expect_taken(*first, id, seed);
     EXPECT_TRUE(whole(*node));
   }
-  /// Gives a whole request to a scripted decode.
+  /// Sends a whole request to a scripted decode.
   void give_to(forked& decode, const std::string& request, std::uint64_t seed) {
     kvcache::allocation blocks;
     const auto id = send(request, 50, blocks);
@@ -210,7 +212,7 @@ class fault : public ::testing::TestWithParam<way> {
     ASSERT_EQ(ask(decode, "receive " + request + " 50"), "ok");
     expect_given(decode, id, blocks, seed);
   }
-  /// All of it has come to a scripted decode, and both sides say so.
+  /// Expects all of it to arrive at a scripted decode, and both sides to report it.
   void expect_given(forked& decode, operation_id id, const kvcache::allocation& blocks,
                     std::uint64_t seed) {
     EXPECT_EQ(ask(decode, "outcome " + std::to_string(seed)), "done");

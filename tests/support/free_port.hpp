@@ -18,7 +18,7 @@ inline sockaddr_in loopback(std::uint16_t port) {
   return at;
 }
 
-/// A listening socket for as long as the object lives, which takes no connection and says nothing.
+/// A listening socket that accepts no connection. It lives as long as the object.
 class taken_port {
  public:
   taken_port() : fd_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)} {
@@ -33,7 +33,7 @@ class taken_port {
   taken_port(const taken_port&) = delete;
   taken_port& operator=(const taken_port&) = delete;
 
-  /// 0: it could not be had.
+  /// 0 if no port could be taken.
   [[nodiscard]] std::uint16_t number() const { return number_; }
 
  private:
@@ -41,8 +41,8 @@ class taken_port {
   std::uint16_t number_{0};
 };
 
-/// One that nobody listens at. Not from the range that the kernel gives to others, who may take it
-/// before it is used; other tests that run meanwhile begin elsewhere.
+/// A port that nobody listens on. It is outside the kernel's ephemeral range, from which another
+/// process might get it before it is used. Tests that run at the same time start elsewhere.
 [[nodiscard]] inline std::uint16_t free_port() {
   constexpr unsigned first = 20'000;
   constexpr unsigned count = 12'000;

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Transfers between caches in memory of GPUs, for tests of the actors. The GPUs are doubles, in every
-/// process of the test: their memory is the host's, so that tests may look into it.
+/// Transfers between caches in GPU memory, for tests of the actors. Every process of the test uses
+/// GPU doubles: their memory is host memory, so tests may look into it.
 
 #include <vector>
 
@@ -10,7 +10,7 @@
 
 namespace troupe::testing {
 
-/// Asked for before any node is started, in a process without threads.
+/// Call before any node is started, in a process without threads.
 inline std::vector<way> gpu_ways() {
   if (have_verbs()) return {};
   transport::xgmi::gpu_site::set_maker(transport::xgmi::double_site);
@@ -18,8 +18,8 @@ inline std::vector<way> gpu_ways() {
           {"shm", "read", true},   {"tcp", "write", true}, {"tcp", "read", true}};
 }
 
-/// The same between hosts, as far as nodes know: NICs take the memory of the GPUs. In the machine of
-/// tests/verbs.
+/// The same between nodes that take themselves for different hosts, so NICs access the memory of
+/// the GPUs. In the machine of tests/verbs.
 inline std::vector<way> nic_ways() {
   if (!have_verbs()) return {};
   transport::xgmi::gpu_site::set_maker(transport::xgmi::double_site);

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Processes whose memory another may not reach by process_vm_readv, as a container or a setting of the
-/// kernel has it. A process of root reaches everybody's, until it gives up its rights.
+/// Processes whose memory others may not reach by process_vm_readv, as in a container or with some
+/// kernel settings. A root process reaches every process until it gives up its capabilities.
 
 #include <array>
 #include <cstdint>
@@ -15,14 +15,14 @@
 
 namespace troupe::testing {
 
-/// For good, and for the calling thread and those that it starts.
+/// Permanent, for the calling thread and the threads that it starts.
 inline bool give_up_rights() {
   __user_cap_header_struct of{_LINUX_CAPABILITY_VERSION_3, 0};
   std::array<__user_cap_data_struct, _LINUX_CAPABILITY_U32S_3> none{};
   return ::syscall(SYS_capset, &of, none.data()) == 0;
 }
 
-/// While it lives, no process without rights reaches the memory of this one.
+/// While this object lives, no process without capabilities reaches the memory of this one.
 class hidden_memory {
  public:
   hidden_memory() { ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); }
@@ -31,7 +31,7 @@ class hidden_memory {
   hidden_memory& operator=(const hidden_memory&) = delete;
 };
 
-/// Whether this process reaches the memory of one that has it at the same address: its parent.
+/// Whether this process can read the memory of its parent, which has `marker` at the same address.
 inline bool reaches_parent() {
   static const std::uint64_t marker = 7;
   std::uint64_t value = 0;

@@ -1,7 +1,7 @@
 #pragma once
 
-/// An engine port whose only peer is a link to nobody, which keeps what is said over it. A double: a
-/// real peer cannot be made to say what is not to be said.
+/// An engine port whose only peer is a double of a link, which records what is said over it. A real
+/// peer cannot be made to send invalid messages.
 
 #include <atomic>
 #include <map>
@@ -15,8 +15,8 @@
 
 namespace troupe::actors::testing {
 
-/// What its sessions say, with what they grant for it, what they post (batch, epoch), and those. Fences at
-/// once, where it `fences`.
+/// What the sessions of the port say, what they grant along with it, the batches that they post
+/// (with the epoch), and the sessions themselves. Answers fences at once while `fences` is true.
 struct heard_words {
   std::atomic<bool> fences{true};
   inbox<session_message> said;
@@ -52,7 +52,7 @@ inline link_actor::behavior_type listening_link(link_actor::pointer,
 
 using layout_ptr = std::shared_ptr<const kvcache::cache_layout>;
 
-/// Of a rank; two layers with two heads, four blocks.
+/// The layout of one rank: two layers with two heads, four blocks.
 inline layout_ptr small_layout(std::uint32_t rank = 0, std::uint32_t ranks = 1) {
   kvcache::cache_shape shape;
   shape.layers = kvcache::attention_layers(2, 2, 8);
@@ -83,11 +83,12 @@ class listened_port : public ::testing::Test {
     caf::anon_send(port, engine_command{connect_operations{}});
     caf::anon_send(port, port_event{link_ready{link}});
   }
-  /// From the peer.
+  /// Delivers a message from the peer.
   void comes(session_message message) {
     caf::anon_send(port, port_event{unrouted_message{link, std::move(message)}});
   }
-  /// What was said over the link, number `index`; nothing if that is another message, or none.
+  /// Message number `index` that was said over the link; empty if there is none, or it is of
+  /// another type.
   template <class Message>
   std::optional<Message> said(std::size_t index) {
     const auto message = heard->said.at(index);

@@ -12,8 +12,8 @@
 
 namespace troupe::testing {
 
-/// Why no process of this user reaches the memory of another one here, as `shm` does with memory that
-/// the engine allocated. Nothing: it is reached.
+/// Why no process of this user can reach the memory of another one here, as `shm` does with memory
+/// that the engine allocated. Empty if it can.
 inline std::optional<std::string> why_memory_is_out_of_reach() {
   static const bool reached = [] {
     static const std::uint64_t marker = 7;

@@ -10,8 +10,9 @@
 
 namespace troupe::testing {
 
-/// What a seed draws (splitmix64; Steele, Lea and Flood 2014), in pieces. The thread sanitizer sees the
-/// pieces being copied, which costs it nothing; to see each word being drawn takes it seconds.
+/// The random words of a seed (splitmix64; Steele, Lea and Flood 2014), drawn in pieces and copied.
+/// The thread sanitizer sees only the copies, which is cheap; watching each word being drawn would
+/// take it seconds.
 class noise {
  public:
   explicit noise(std::uint64_t seed) : state_{seed * 0xd1b54a32d192ed03U} {}

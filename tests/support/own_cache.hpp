@@ -1,6 +1,7 @@
 #pragma once
 
-/// Caches in memory of the engine, with a region for every layer, in which many tokens are few bytes.
+/// Caches in the engine's own memory, with one region per layer, in which many tokens take few
+/// bytes.
 
 #include <algorithm>
 #include <cstdint>
@@ -33,13 +34,13 @@ struct prompt {
                        kvcache::block_inner::token_major, kvcache::region_use::per_layer})
         .value();
   }
-  /// The deployment's model.
+  /// The `model` section of the deployment.
   [[nodiscard]] std::string model() const {
     return "{layers: " + std::to_string(layers) +
            ", kv_heads: 1, head_dim: 1, dtype: fp8, block_tokens: " + std::to_string(block_tokens) +
            "}";
   }
-  /// All but the spare ones, shuffled.
+  /// All blocks but the spare ones, shuffled.
   [[nodiscard]] std::vector<block_id> shuffled(std::uint64_t salt) const {
     std::vector<block_id> all(blocks() + spare_blocks);
     for (std::uint32_t i = 0; i < all.size(); ++i) all[i].value = i;

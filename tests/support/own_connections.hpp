@@ -6,10 +6,10 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-/// Connections of this process.
+/// The connections of this process.
 namespace troupe::testing {
 
-/// The descriptors of those that go to a port.
+/// The descriptors of the connections to a port.
 inline std::vector<int> connections_towards(std::uint16_t port) {
   std::vector<int> found;
   for (int fd = 0; fd < 1024; ++fd) {
@@ -23,7 +23,7 @@ inline std::vector<int> connections_towards(std::uint16_t port) {
   return found;
 }
 
-/// Resets them, and returns how many there were: what was not read yet is gone.
+/// Resets the connections to a port and returns how many there were. Data not yet read is lost.
 inline int reset_connections(std::uint16_t port) {
   int reset = 0;
   for (const int fd : connections_towards(port)) {

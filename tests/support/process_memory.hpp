@@ -9,17 +9,17 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/// How much memory a process has, for tests that say of something that it leaves none behind.
+/// The memory of a process, for tests that check for leaks.
 namespace troupe::testing {
 
-/// From here on the kernel gives neither this process nor those that it starts pages of 2 MiB. A process that only
-/// uses again what it has freed could else become larger by any number of these, whenever the kernel finds the time
-/// to put small pages together.
+/// From now on the kernel gives this process and its children no pages of 2 MiB. Otherwise a
+/// process that only reuses freed memory could still grow by any number of such pages, whenever the
+/// kernel finds time to merge small ones.
 inline void keep_pages_small() {
   ::prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
 }
 
-/// Bytes that are in memory of a process; for one that was started after keep_pages_small().
+/// Resident bytes of a process; call keep_pages_small() before starting it.
 inline std::uint64_t resident_bytes(pid_t pid) {
   std::ifstream in{"/proc/" + std::to_string(pid) + "/statm"};
   std::uint64_t all = 0;
@@ -28,13 +28,14 @@ inline std::uint64_t resident_bytes(pid_t pid) {
   return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-/// Of this process.
+/// Resident bytes of this process.
 inline std::uint64_t resident_bytes() {
   keep_pages_small();
   return resident_bytes(::getpid());
 }
 
-/// Bytes that this process holds of the allocator, whatever that itself keeps of the kernel's pages.
+/// Bytes that this process holds from the allocator, however many pages the allocator keeps of the
+/// kernel.
 inline std::uint64_t allocated_bytes() {
   const auto heap = ::mallinfo2();
   return heap.uordblks + heap.hblkhd;

@@ -14,7 +14,7 @@
 
 namespace troupe::testing {
 
-/// A port at which nobody greets.
+/// A port that accepts connections and never greets.
 struct rude_host {
   transport::owned_fd listens;
   std::uint16_t port{0};
@@ -34,7 +34,7 @@ struct rude_host {
     EXPECT_EQ(::getsockname(listens.get(), generic, &size), 0);
     port = ntohs(at.sin_port);
   }
-  /// Closed when it is dropped; none once the port is shut, or where nobody comes.
+  /// The next connection, closed with the object; invalid if the port is shut or nobody connects.
   [[nodiscard]] transport::owned_fd guest() const {
     return transport::owned_fd{::accept4(listens.get(), nullptr, nullptr, SOCK_CLOEXEC)};
   }

@@ -8,7 +8,7 @@
 
 namespace troupe::testing {
 
-/// An empty folder that goes with all that is in it.
+/// An empty folder that is removed with all its contents.
 class scratch_folder {
  public:
   /// `user` is part of its name.
@@ -25,7 +25,7 @@ class scratch_folder {
   scratch_folder& operator=(const scratch_folder&) = delete;
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  /// It stays when the object goes.
+  /// Keeps the folder when the object is destroyed.
   void keep() { kept_ = true; }
 
  private:

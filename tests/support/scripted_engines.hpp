@@ -1,6 +1,6 @@
 #pragma once
 
-/// Engines that do what they are told line by line, so that a test can stop them at any state of a
+/// Engines that follow a script line by line, so that a test can stop them in any state of a
 /// transfer.
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace troupe::testing {
 
-/// Says "up", and then does what each line says until it is "end": "port" answers with the node's;
-/// every other is for `does(verb, words)`, whose number is not 0 where it could not.
+/// Says "up", then carries out each line until "end". Answers "port" with the node's port; passes
+/// every other line to `does(verb, words)`, which returns nonzero on failure.
 template <class Does>
 int follow_script(const engine& node, line_channel& channel, Does does) {
   channel.say("up");
@@ -28,9 +28,9 @@ int follow_script(const engine& node, line_channel& channel, Does does) {
   return 0;
 }
 
-/// A prefill engine that does what each line says: "send ID TOKENS SEED", "compute LAYERS" (that
-/// many), "tell LAYERS" (that many are computed), "ready LAYERS" (both), "seal", "outcome" (answers
-/// with it), "port". Says "ok" after each of the others.
+/// A prefill engine that carries out each line: "send ID TOKENS SEED", "compute LAYERS" (computes
+/// that many), "tell LAYERS" (reports that many as computed), "ready LAYERS" (both), "seal",
+/// "outcome" (answers with the outcome), "port". Answers "ok" to each of the others.
 inline int scripted_prefill(engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};
@@ -79,9 +79,10 @@ inline void poll_until_asked(const engine& node, listener& events) {
   events.listen_for(100ms);
 }
 
-/// A decode engine: "ask ID TOKENS [DEADLINE_MS]" begins a receive, "receive ..." also waits until the
-/// prefill knows of it, "layers" waits until some layer came, "outcome SEED" answers with it, "hoard"
-/// takes every block of its pool, "release" gives them back, "port" answers with the node's.
+/// A decode engine: "ask ID TOKENS [DEADLINE_MS]" begins a receive, "receive ..." also waits until
+/// the prefill knows of it, "layers" waits until a layer has come, "outcome SEED" answers with the
+/// outcome, "hoard" takes every block of its pool, "release" gives them back, "port" answers with
+/// the node's port.
 inline int scripted_decode(const way& w, engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};

@@ -11,15 +11,15 @@ inline std::uint64_t number_from_environment(const char* name, std::uint64_t oth
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-/// Where a test's chance begins: `TROUPE_SEED`, else `TROUPE_COMMIT_SEED`, which `tests/run` draws from
-/// the commit, else 1. So a verdict belongs to a commit, not to a day or a machine.
+/// The seed of a test: `TROUPE_SEED`, else `TROUPE_COMMIT_SEED`, which `tests/run` derives from the
+/// commit, else 1. A verdict then belongs to a commit, not to a day or a machine.
 inline std::uint64_t seed() {
   static const auto drawn =
       number_from_environment("TROUPE_SEED", number_from_environment("TROUPE_COMMIT_SEED", 1));
   return drawn;
 }
 
-/// The same, and says it, for a test whose timing is chance as well.
+/// Like `seed()`, and prints it, for tests whose timing is random as well.
 inline std::uint64_t printed_seed() {
   std::cout << "TROUPE_SEED=" << seed() << std::endl;
   return seed();

@@ -9,7 +9,8 @@
 
 namespace troupe::testing {
 
-/// Lets the first, then the second allocation of `call` fail, and so on, and looks at what is left each time.
+/// Runs `call` with its first allocation failing, then its second, and so on, and calls `look`
+/// after each run.
 template <class Call, class Look>
 void starve(Call&& call, Look&& look) {
   for (std::size_t made = 0;; ++made) {

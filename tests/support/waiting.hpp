@@ -9,17 +9,18 @@
 
 namespace troupe::testing {
 
-/// The bound of every wait of a test, much longer than anything takes however busy the machine is: only a test that
-/// fails waits for so long. What must come before something else does, such as a time-out that is not to be waited
-/// for, is tested by making that other thing longer than this.
+/// The bound of every wait in a test, much longer than anything takes on a busy machine: only a
+/// failing test waits this long. If something must happen before another event, such as a time-out,
+/// the test makes that event later than this bound.
 inline const std::chrono::seconds wait_limit{have_verbs() ? 120 : 60};
 
-/// When a wait that begins now is given up.
+/// When a wait that begins now gives up.
 inline std::chrono::steady_clock::time_point end_of_wait() {
   return std::chrono::steady_clock::now() + wait_limit;
 }
 
-/// Whether the condition comes true before a wait is given up. It is asked at once, and then after each pause.
+/// Returns whether the condition comes true within `wait_limit`. Checks it at once, then after each
+/// pause.
 template <class Condition>
 bool comes_true(Condition&& holds, std::chrono::milliseconds pause = std::chrono::milliseconds{1}) {
   for (const auto end = end_of_wait(); !holds();) {

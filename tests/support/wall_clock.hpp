@@ -5,10 +5,10 @@
 
 namespace troupe::testing {
 
-/// Tells of a wall clock that is set while a test runs: what it shows then proves nothing.
+/// Detects that the wall clock is set while a test runs, which makes timestamps meaningless.
 class wall_clock_watch {
  public:
-  /// Since this object was made.
+  /// Whether the clock was set since this object was created.
   [[nodiscard]] bool was_set() const {
     const auto moved = ahead_of_steady() - before_;
     return moved > tolerance || moved < -tolerance;
@@ -16,10 +16,10 @@ class wall_clock_watch {
 
  private:
   using nanoseconds = std::chrono::nanoseconds;
-  /// More than a clock is slewed within a test.
+  /// More than a clock is slewed during a test.
   static constexpr nanoseconds tolerance = std::chrono::milliseconds{50};
 
-  /// The least of a few looks: between the two clocks this thread may have to wait for its turn.
+  /// The smallest of a few readings: the thread may be descheduled between reading the two clocks.
   static nanoseconds ahead_of_steady() {
     auto least = nanoseconds::max();
     for (int look = 0; look < 10; ++look) {

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Hears what one engine is told of members, and finds what may never be told.
+/// Checks the membership events of one engine for impossible sequences.
 
 #include <cstdint>
 #include <map>
@@ -19,7 +19,7 @@ class watch_judge {
     friend bool operator==(const life&, const life&) = default;
   };
 
-  /// Empty, or what is wrong with the event.
+  /// Returns what is wrong with the event; empty if nothing is.
   [[nodiscard]] std::string hear(const event_member& e) {
     const auto wrong = [&e](const std::string& what) {
       return e.node + " (" + actors::life_text(e.incarnation) + ", " +
@@ -47,7 +47,7 @@ class watch_judge {
     known->second.state = e.state;
     return {};
   }
-  /// By name: whom the engine takes to be there.
+  /// The members that the engine believes to be present, by name.
   [[nodiscard]] const std::map<std::string, life>& there() const noexcept { return there_; }
 
   int begun{0}, ended{0};  ///< lives

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The ways in which a transfer may go: over which backend, in which mode. A parameter of tests.
+/// The ways in which a transfer may go: backend and mode. A parameter of tests.
 
 #include <optional>
 #include <string>
@@ -16,7 +16,7 @@ namespace troupe::testing {
 struct way {
   std::string backend;
   std::string mode;
-  bool on_gpus{false};  ///< both caches
+  bool on_gpus{false};  ///< both caches are in GPU memory
 };
 
 inline std::string name_of(const ::testing::TestParamInfo<way>& info) {
@@ -38,14 +38,14 @@ inline cluster_options options_of(const way& w) {
   return options;
 }
 
-/// Why memory that the engine allocated does not move so on this machine; nothing: it does.
+/// Why the backend cannot move memory that the engine allocated on this machine. Empty if it can.
 inline std::optional<std::string> why_engine_memory_does_not_move(const std::string& backend) {
   if (backend != "shm") return std::nullopt;
   return why_memory_is_out_of_reach();
 }
 
-/// Every backend of this machine. In the virtual machine with RDMA devices it is the one that has no
-/// other place to be tested.
+/// Every backend of this machine. The virtual machine with RDMA devices tests only rdma, which no
+/// other machine can.
 inline std::vector<std::string> every_backend() {
   if (have_verbs()) return {"rdma"};
   return {"tcp", "shm"};

@@ -10,7 +10,7 @@ void batch_in_flight::enter_piece() {
   const auto& place = places[piece];
   const auto& segments = work.pieces[piece].segments;
   entered_ = true;
-  if (!place.remote) {  // never asked for a request
+  if (!place.remote) {  // no request is cut from this piece
     cursor = work_cursor{segments, 0, 0};
     return;
   }

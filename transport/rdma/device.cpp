@@ -65,7 +65,7 @@ bool is_link_local(const ibv_gid& gid) {
   return gid.raw[0] == 0xfe && (gid.raw[1] & 0xc0) == 0x80;
 }
 
-/// The smaller the better.
+/// The lower the better.
 int rank_of(const gid_entry& entry) {
   const int type = entry.type == 2 ? 0 : entry.type == 0 ? 0 : 1;
   const int address = is_mapped_v4(entry.gid) ? 0 : is_link_local(entry.gid) ? 2 : 1;
@@ -113,7 +113,7 @@ device_view look_at(ibv_device* which, const memory_place& memory,
   return view;
 }
 
-/// Why none of the ports would do, or which does.
+/// The first usable port and its address, or why there is none.
 result<place> place_on(const device_view& device, const rdma_options& options) {
   if (!device.trouble.empty()) {
     return fail(errc::no_device, "RDMA device " + device.name + ": " + device.trouble);
@@ -125,7 +125,7 @@ result<place> place_on(const device_view& device, const rdma_options& options) {
       why = "port " + std::to_string(port.number) + " is not active; is its network interface up?";
       continue;
     }
-    // Here, since not every device looks at it: Soft-RoCE takes any.
+    // Checked here, since not every device checks it: Soft-RoCE accepts any index.
     if (const auto keys = port.attributes.pkey_tbl_len; keys != 0 && options.pkey_index >= keys) {
       why = "port " + std::to_string(port.number) + " has no partition key at pkey_index " +
             std::to_string(options.pkey_index) + "; it has those from 0 to " +
@@ -157,20 +157,20 @@ result<place> place_on(const device_view& device, const rdma_options& options) {
   return fail(errc::no_device, "RDMA device " + device.name + ": " + why);
 }
 
-/// A device that would do.
+/// A usable device.
 struct candidate {
   place where;
   bool ethernet{true};
   std::optional<std::uint32_t> distance;
 
-  /// Whether it is to be preferred, wherever it is.
+  /// Whether it is preferred over `other` regardless of distance.
   [[nodiscard]] bool faster_than(const candidate& other) const noexcept {
     if (ethernet != other.ethernet) return !ethernet;
     return where.speed > other.where.speed;
   }
 };
 
-/// `all` is not empty, and in the order of the devices' names.
+/// `all` must not be empty and must be sorted by device name.
 place best_of(std::vector<candidate> all) {
   const auto best =
       *std::ranges::min_element(all, [](const auto& a, const auto& b) { return a.faster_than(b); });
@@ -179,7 +179,7 @@ place best_of(std::vector<candidate> all) {
   return std::ranges::min_element(all, {}, &candidate::distance)->where;
 }
 
-/// Sentences like "what it is; what to do" as one: what all of them are comes first.
+/// Joins sentences of the form "problem; what to do" into one: first all problems, then what to do.
 std::string joined_reasons(const std::vector<std::string>& sentences) {
   constexpr std::string_view end_of_what = "; ";
   std::vector<std::string> whats;
@@ -196,7 +196,7 @@ std::string joined_reasons(const std::vector<std::string>& sentences) {
   return text;
 }
 
-/// Whether the devices to be used are named, and which are not to be.
+/// Whether the options name the devices to use.
 bool names_devices(const rdma_options& options) {
   return !options.device.empty() && options.device != "auto" && options.device.front() != '^';
 }
@@ -396,12 +396,12 @@ port_address device::address() const {
 void device::look_again() {
   ibv_port_attr port{};
   ibv_gid gid{};
-  // Of a port that is down nothing is to be learnt.
+  // A port that is down reports no usable address.
   if (::ibv_query_port(context_, where_.port, &port) != 0 || port.state != IBV_PORT_ACTIVE ||
       ::ibv_query_gid(context_, where_.port, static_cast<int>(where_.gid_index), &gid) != 0) {
     return;
   }
-  // An address that was taken away reads as zeros, and nobody could reach that.
+  // A removed address reads as zeros, which no peer could reach.
   if (std::ranges::all_of(gid.raw, [](std::uint8_t byte) { return byte == 0; })) return;
   const std::lock_guard lock{mutex_};
   address_ = {.gid = gid, .lid = port.lid, .mtu = static_cast<std::uint8_t>(port.active_mtu)};
@@ -411,7 +411,7 @@ void device::record_if_down() {
   ibv_port_attr port{};
   if (::ibv_query_port(context_, where_.port, &port) == 0 && port.state != IBV_PORT_ACTIVE) {
     record_.note(IBV_EVENT_PORT_ERR, port_record::clock::now());
-    // It may have come back, and that been told, in between.
+    // The port may have come back, and its event been handled, in between.
     if (::ibv_query_port(context_, where_.port, &port) == 0 && port.state == IBV_PORT_ACTIVE) {
       record_.note(IBV_EVENT_PORT_ACTIVE, port_record::clock::now());
     }

@@ -35,7 +35,7 @@ struct port_view {
   std::uint8_t number{0};
   ibv_port_attr attributes{};
   std::vector<gid_entry> gids;
-  std::vector<device_counter> trouble;  ///< what it has counted of it
+  std::vector<device_counter> trouble;  ///< non-zero counters of retries, losses and errors
   [[nodiscard]] bool active() const noexcept { return attributes.state == IBV_PORT_ACTIVE; }
   [[nodiscard]] bool ethernet() const noexcept {
     return attributes.link_layer == IBV_LINK_LAYER_ETHERNET;
@@ -44,28 +44,28 @@ struct port_view {
   [[nodiscard]] std::uint64_t speed() const noexcept;
 };
 
-/// What one device says of itself.
+/// What one device reports about itself.
 struct device_view {
   std::string name;
   machine_place at;
-  /// From the memory that a device is chosen for (`device_distance.hpp`). Empty: not known.
+  /// Distance to the memory that a device is chosen for (`device_distance.hpp`). Empty if unknown.
   std::optional<std::uint32_t> distance;
   ibv_device_attr attributes{};
   std::vector<port_view> ports;
-  std::string trouble;  ///< why it cannot be used; then the rest is empty
+  std::string trouble;  ///< why the device cannot be used; then the other fields are empty
 };
 
-/// Every device that the kernel has, by name; for `troupe info`, tests and the choice. One that the
-/// user-space library does not list is there with its `trouble`.
+/// Every device that the kernel has, sorted by name, for `troupe info`, tests and `choose_places`.
+/// A device that the user-space library does not list is included, with `trouble` set.
 [[nodiscard]] std::vector<device_view> look_at_devices(
     const memory_place& memory = memory_of_this_process(), const kernel_folders& folders = {});
-/// One line of a device for people: "rxe0 port 1: active, Ethernet, 1 Gb/s, MTU 4096, ...".
+/// One line about a device for people: "rxe0 port 1: active, Ethernet, 1 Gb/s, MTU 4096, ...".
 [[nodiscard]] std::string describe(const device_view& device);
 
-/// Index of the address that a port should use. Null: it has none that will do.
+/// The address that a port should use. Null if none is usable.
 [[nodiscard]] const gid_entry* best_gid(const port_view& port);
 
-/// Where to stand: which device, port and address.
+/// The device, port and address that an endpoint uses.
 struct place {
   std::string device;
   std::uint8_t port{1};
@@ -73,17 +73,17 @@ struct place {
   std::uint64_t speed{0};
 };
 
-/// Chooses by `options.device`; one place per device. On its own it takes, of the devices with an
-/// active port, one with InfiniBand before one with Ethernet, then the fastest, then the nearest to the
-/// memory, then the first by name. (InfiniBand first, so that hosts whose devices differ in speed still
-/// choose ports that reach each other.) Where it is not known how far one of the fastest is, none of
-/// them is taken for being near. `no_device` (names what was looked at and what
-/// to do), `invalid_config` (a name, port or address that is not there).
+/// Chooses by `options.device`; one place per device. If no device is named, prefers among those
+/// with an active port InfiniBand over Ethernet, then the fastest, then the nearest to the memory,
+/// then the first by name. (InfiniBand first: hosts whose devices differ in speed still choose
+/// ports that reach each other.) If the distance of any of the fastest devices is unknown, distance
+/// is ignored. `no_device` (names what was examined and what to do), `invalid_config` (a name, port
+/// or address that does not exist).
 [[nodiscard]] result<std::vector<place>> choose_places(const rdma_options& options,
                                                        const std::vector<device_view>& devices);
-/// The devices that a choice on its own does not even consider, each with the reason: "RDMA device
-/// mlx5_1: port 1 is not active; is its network interface up?". None where devices are named (there it
-/// is an error), and none that is excluded.
+/// The devices that the automatic choice skips, each with the reason: "RDMA device mlx5_1: port 1
+/// is not active; is its network interface up?". Empty if devices are named (an unusable one is
+/// then an error of `choose_places`). Excluded devices are left out.
 [[nodiscard]] std::vector<std::string> passed_over(const rdma_options& options,
                                                    const std::vector<device_view>& devices);
 
@@ -94,11 +94,11 @@ struct port_address {
   std::uint8_t mtu{0};   ///< of `ibv_mtu`
 };
 
-/// A device that is opened: its context and its protection domain. Thread-safe; all but its address,
-/// its record and whether it works is as it was when it was opened.
+/// An open device: its context and its protection domain. Thread-safe. Only its address, its record
+/// and its failure change after it was opened.
 class device {
  public:
-  /// `no_device`: it went away or does not let us in.
+  /// `no_device`: the device disappeared or denies access.
   [[nodiscard]] static result<std::shared_ptr<device>> open(const place& where);
   device(const device&) = delete;
   device& operator=(const device&) = delete;
@@ -111,25 +111,26 @@ class device {
   [[nodiscard]] ibv_pd* domain() const noexcept { return domain_; }
   [[nodiscard]] const ibv_device_attr& limits() const noexcept { return limits_; }
   [[nodiscard]] const ibv_port_attr& port_limits() const noexcept { return port_; }
-  /// As it is now: `look_again` changes it.
+  /// The current address; `look_again` updates it.
   [[nodiscard]] port_address address() const;
-  /// After the device said that something about its port changed. Links that are made from now on use
-  /// what there is now; those that are there keep what they were made with, and break if that is gone.
+  /// Reads the port's address again after the device has reported a change. Links made from now on
+  /// use the new address; existing links keep the old one, and break if it no longer exists.
   void look_again();
-  /// Records that the port is down where it is, if the device has not said so yet.
+  /// Records that the port is down if it is and the device has not reported it yet.
   void record_if_down();
-  /// How often its port has sent again, see `retries_of_port`. Asks the kernel.
+  /// How often the port has retransmitted, see `retries_of_port`. Asks the kernel.
   [[nodiscard]] std::optional<std::uint64_t> retries() const {
     return retries_of_port(where_.device, where_.port);
   }
-  /// From now on it is of no use, in a sentence. False: that was known.
+  /// Marks the device as failed for good; `why` is a sentence. Returns false if it was marked
+  /// before.
   bool mark_failed(const std::string& why);
-  /// Why it is of no use any more; empty: it is, as far as is known. For good.
+  /// Why the device has failed. Empty if it has not, as far as is known. A failure is permanent.
   [[nodiscard]] std::optional<std::string> failure() const;
   [[nodiscard]] port_record& record() noexcept { return record_; }
   [[nodiscard]] const port_record& record() const noexcept { return record_; }
-  /// Whether it says that it has memory windows that are bound to one queue pair (type 2; A and B
-  /// differ in what else must fit, which here always does), and gives one.
+  /// Whether the device claims memory windows that are bound to one queue pair (type 2) and
+  /// allocates one. (Types 2A and 2B differ in what else must match; here it always does.)
   [[nodiscard]] bool has_windows() const noexcept;
 
  private:

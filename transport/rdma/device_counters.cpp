@@ -12,12 +12,13 @@ namespace troupe::transport::rdma {
 
 namespace {
 
-/// In the names that drivers give: completer_retry_err, local_ack_timeout_err, rnr_nak_retry_err,
-/// out_of_sequence, packet_seq_err, duplicate_request, to_retransmits, link_downed.
+/// Parts of counter names of the drivers: completer_retry_err, local_ack_timeout_err,
+/// rnr_nak_retry_err, out_of_sequence, packet_seq_err, duplicate_request, to_retransmits,
+/// link_downed.
 constexpr std::array<std::string_view, 7> of_trouble{"retr", "rnr", "timeout", "seq",
                                                      "dup",  "err", "down"};
 
-/// What makes a requester send again, each cause once, in the names that drivers give.
+/// The drivers' counters of what makes a requester retransmit, one counter per cause.
 constexpr std::array<std::string_view, 13> of_retries{
     // rdma_rxe; the first counts timeouts and gaps
     "completer_retry_err", "rcvd_rnr_err",
@@ -39,7 +40,7 @@ std::vector<device_counter> trouble_of_port(const std::string& device, std::uint
                                             const std::filesystem::path& sysfs) {
   std::vector<device_counter> found;
   const auto folder = sysfs / device / "ports" / std::to_string(port);
-  // The driver's own, and those that InfiniBand asks of every port.
+  // The driver's own counters, and those that InfiniBand requires of every port.
   for (const auto* kind : {"hw_counters", "counters"}) {
     for (const auto& entry : entries_of(folder / kind)) {
       device_counter counter{.name = entry.filename().string(), .value = 0};
@@ -66,7 +67,7 @@ std::optional<std::uint64_t> retries_of_port(const std::string& device, std::uin
 std::optional<std::uint64_t> counted_since(std::optional<std::uint64_t> before,
                                            std::optional<std::uint64_t> now) {
   if (!before || !now) return std::nullopt;
-  return *now < *before ? *now : *now - *before;  // less: its driver was loaded again
+  return *now < *before ? *now : *now - *before;  // less: the driver was reloaded
 }
 
 }  // namespace troupe::transport::rdma

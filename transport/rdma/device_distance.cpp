@@ -66,7 +66,7 @@ memory_place memory_near(const std::vector<int>& processors, const std::filesyst
   for (const auto node : nodes) {
     const auto at = folder / ("node" + std::to_string(node));
     std::istringstream distances{line_of(at / "distance")};
-    // One for each node that is online, in their order.
+    // One distance per online node, in the order of the nodes.
     for (const auto other : nodes) {
       if (std::uint32_t value = 0; distances >> value) memory.between[{node, other}] = value;
     }
@@ -112,7 +112,7 @@ std::optional<std::uint32_t> distance(const machine_place& device, const memory_
   if (device.pci_path.empty() || there.empty()) return std::nullopt;
   const auto fork = std::ranges::mismatch(device.pci_path, there);
   const auto common = fork.in1 - device.pci_path.begin();
-  // More than any machine has nodes apart.
+  // 1000 exceeds every distance between NUMA nodes.
   if (common == 0) return 1000 + between(memory.gpu->numa_node).value_or(1000);
   const auto hops = (device.pci_path.end() - fork.in1) + (there.end() - fork.in2);
   return static_cast<std::uint32_t>(hops) + (common == 1 ? 100U : 0U);

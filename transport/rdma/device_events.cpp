@@ -22,7 +22,7 @@ event_meaning meaning_of(ibv_event_type what) {
               "lost completions: their queue overflowed or could not be written"};
     case IBV_EVENT_DEVICE_FATAL:
       return {about::device, effect::ends, "IBV_EVENT_DEVICE_FATAL", "failed"};
-    // Links have one path each, and stay on it.
+    // A link has one path and stays on it.
     case IBV_EVENT_PATH_MIG: return {about::queue_pair, effect::told, "IBV_EVENT_PATH_MIG"};
     case IBV_EVENT_PATH_MIG_ERR: return {about::queue_pair, effect::told, "IBV_EVENT_PATH_MIG_ERR"};
     case IBV_EVENT_COMM_EST: return {about::queue_pair, effect::none, "IBV_EVENT_COMM_EST"};
@@ -35,7 +35,7 @@ event_meaning meaning_of(ibv_event_type what) {
     case IBV_EVENT_LID_CHANGE: return {about::port, effect::told, "IBV_EVENT_LID_CHANGE"};
     case IBV_EVENT_PKEY_CHANGE: return {about::port, effect::told, "IBV_EVENT_PKEY_CHANGE"};
     case IBV_EVENT_GID_CHANGE: return {about::port, effect::told, "IBV_EVENT_GID_CHANGE"};
-    // A new subnet manager changes nothing by itself: what it then changes is told as that.
+    // A new subnet manager changes nothing by itself; each change that it makes has its own event.
     case IBV_EVENT_SM_CHANGE: return {about::other, effect::none, "IBV_EVENT_SM_CHANGE"};
     case IBV_EVENT_CLIENT_REREGISTER:
       return {about::other, effect::none, "IBV_EVENT_CLIENT_REREGISTER"};

@@ -74,7 +74,7 @@ bool device_watch::on_ready(std::uint64_t key, std::uint32_t /*events*/) {
     errno = 0;
   }
   if (const int why = errno; why != EAGAIN && why != EINTR) {
-    // The kernel took it away under us. Its descriptor stays ready, for ever.
+    // The kernel has removed the device. Its descriptor would stay readable for ever.
     unwatch(key);
     fail_device(rail, "is gone: " + what_errno(why));
     any = true;
@@ -85,8 +85,8 @@ bool device_watch::on_ready(std::uint64_t key, std::uint32_t /*events*/) {
 void device_watch::take(device& rail, ibv_async_event event) {
   const auto what = event.event_type;
   const auto meaning = meaning_of(what);
-  // Whose it is, from what is certain to be there: a queue that is about to be destroyed waits until
-  // its events are acknowledged, perhaps under its link's lock, and may be gone as soon as they are.
+  // Read the owner before acknowledging the event: destroying a queue waits, perhaps under its
+  // link's lock, until its events are acknowledged, and the queue may be gone right afterwards.
   queue_owner owner = 0;
   std::uint8_t port = 0;
   switch (meaning.about) {
@@ -114,7 +114,7 @@ void device_watch::take(device& rail, ibv_async_event event) {
   }
 }
 
-/// Links survive a port that is down for a moment, and break by themselves of one that stays so.
+/// Links survive a port that is down for a moment, and break by themselves if it stays down.
 void device_watch::take_port_event(device& rail, ibv_event_type what) {
   rail.record().note(what, port_record::clock::now());
   rail.look_again();
@@ -125,7 +125,7 @@ void device_watch::take_port_event(device& rail, ibv_event_type what) {
 
 void device_watch::fail_device(device& rail, const std::string& what) {
   const auto sentence = "RDMA device " + rail.name() + " " + what;
-  // Before its links hear of it: what they are made again with is not this device.
+  // Before its links are told, so that they are not made again with this device.
   if (!rail.mark_failed(sentence)) return;
   notice(rail, IBV_EVENT_DEVICE_FATAL,
          sentence +
@@ -134,8 +134,8 @@ void device_watch::fail_device(device& rail, const std::string& what) {
   for (const auto& link : links()) link->device_failed(rail, sentence);
 }
 
-/// Nothing twice at once (some drivers say everything twice), and of a port that flaps not all, but
-/// in the end that it is up.
+/// Drops immediate repetitions (some drivers report every event twice) and limits the notices of a
+/// flapping port, but always reports that a port is up again.
 void device_watch::notice(const device& rail, ibv_event_type what, const std::string& sentence) {
   constexpr std::chrono::seconds at_once{1};
   constexpr std::chrono::seconds a_while{10};

@@ -18,20 +18,20 @@
 
 namespace troupe::transport::rdma {
 
-/// Listens to what the devices of an endpoint say unasked (`device_events.hpp`), and acts on it: what
-/// ends a queue pair or a completion queue breaks the link that has it; a device that fails is marked
-/// (`device::failure`) and breaks all its links; of a port see `port_record`. Thread-safe.
+/// Handles the asynchronous events of an endpoint's devices (`device_events.hpp`). An error of a
+/// queue pair or completion queue breaks the link that owns it. A device that fails is marked
+/// (`device::failure`), and all its links break. For port events see `port_record`. Thread-safe.
 class device_watch final : public pollable {
  public:
-  /// `notice` is told what is worth logging; may be empty.
+  /// `notice` is called with each sentence worth logging; may be empty.
   device_watch(std::vector<std::shared_ptr<device>> rails, progress_engine& engine,
                std::function<void(const std::string&)> notice);
 
   void start(const std::shared_ptr<device_watch>& self);
   void stop();
 
-  /// A link of these devices. What they say from now on reaches it; whether one has failed before is
-  /// for the caller to ask, afterwards.
+  /// Registers a link over these devices: it receives their events from now on. A device may have
+  /// failed before, so the caller must check `device::failure` after this call.
   void add(const std::shared_ptr<rdma_link>& link);
 
   bool on_ready(std::uint64_t key, std::uint32_t events) override;
@@ -49,10 +49,10 @@ class device_watch final : public pollable {
   const std::function<void(const std::string&)> notice_;
   struct last_notice {
     std::string sentence{};
-    port_record::clock::time_point at{};     ///< when that was
-    port_record::clock::time_point since{};  ///< when the count began
+    port_record::clock::time_point at{};     ///< when it was logged last, or suppressed
+    port_record::clock::time_point since{};  ///< start of the period of `count`
     std::uint32_t count{0};
-    bool told_down{false};  ///< of the port's state, as it was told last
+    bool told_down{false};  ///< the port state logged last was down
   };
   std::mutex mutex_;
   std::vector<std::optional<watch_id>> watches_;  ///< one per rail

@@ -19,7 +19,7 @@ std::vector<kernel_device> kernel_devices(const std::filesystem::path& sysfs) {
     devices.push_back(std::move(device));
   }
   std::ranges::sort(devices, {}, &kernel_device::name);
-  // Beside the devices' folders there is a file.
+  // This folder also holds a plain file.
   for (const auto& entry : entries_of(sysfs / "class/infiniband_verbs")) {
     const auto name = line_of(entry / "ibdev");
     const auto device = std::ranges::find(devices, name, &kernel_device::name);
@@ -39,7 +39,7 @@ std::string why_not_listed(const kernel_device& device, const std::filesystem::p
   }
   const auto file = dev / "infiniband" / device.verbs;
   std::error_code none;
-  // The library leaves out what it cannot see, as in a container that was not given it.
+  // The library lists no device without its file, as in a container that was not given the device.
   if (!std::filesystem::exists(file, none)) {
     return it_is_there + ", but " + file.string() +
            " is not here: give /dev/infiniband to this container, or have udev make it";

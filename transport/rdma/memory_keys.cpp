@@ -13,10 +13,10 @@ namespace troupe::transport::rdma {
 
 namespace {
 
-/// Of one region: 64 GiB in pieces of 16 MiB.
+/// The most pieces of one region: 64 GiB in pieces of 16 MiB.
 constexpr std::uint64_t max_pieces = 4096;
 constexpr std::uint64_t page = 4096;
-/// A window lies within one piece, and some devices bind none of more than 2 GiB.
+/// A window lies within one piece, and some devices bind no window of more than 2 GiB.
 constexpr std::uint64_t window_bytes = std::uint64_t{1} << 30;
 
 std::uint64_t piece_for(const std::vector<std::shared_ptr<device>>& rails, std::uint64_t wanted) {
@@ -44,7 +44,7 @@ memory_keys::memory_keys(std::vector<std::shared_ptr<device>> rails, registratio
       options_{std::move(options)},
       piece_bytes_{piece_for(rails_, options_.max_piece)} {
   if (!options_.relaxed_ordering) return;
-  // Asked with a page of no use, so that it is known from the start.
+  // Try it with a scratch page, so that the answer is known from the start.
   for (std::size_t rail = 0; rail < rails_.size(); ++rail) {
     alignas(page) std::array<std::byte, page> any{};
     refusal why;
@@ -66,7 +66,8 @@ std::string memory_keys::ordering() const {
                          : "strict ordering: relaxed was refused by " + refused;
 }
 
-/// As a dma-buf, if it is one, else by its address.
+/// Registers the piece as a dma-buf if it is one and the device accepts it, otherwise by its
+/// address.
 ibv_mr* memory_keys::try_both(const device& rail, const wanted_piece& piece, int more_rights,
                               refusal& why) const {
   const int rights = piece.rights | more_rights;
@@ -82,7 +83,8 @@ ibv_mr* memory_keys::try_both(const device& rail, const wanted_piece& piece, int
   return made;
 }
 
-/// With relaxed ordering, if that is wanted and the device takes it. Null: `why`.
+/// Registers with relaxed ordering if wanted and accepted. Null on failure, with the reason in
+/// `why`.
 ibv_mr* memory_keys::register_piece(std::size_t rail, const wanted_piece& piece,
                                     refusal& why) const {
   const auto& on = *rails_[rail];
@@ -92,7 +94,7 @@ ibv_mr* memory_keys::register_piece(std::size_t rail, const wanted_piece& piece,
     const int said = why.by_address != 0 ? why.by_address : EINVAL;
     auto* made = try_both(on, piece, 0, why);
     int never = 0;
-    // What a dma-buf is refused says nothing of other memory.
+    // The refusal of a dma-buf says nothing about other memory.
     if (made != nullptr && piece.dmabuf < 0 &&
         strict.compare_exchange_strong(never, said, std::memory_order_relaxed) && options_.notice) {
       options_.notice("RDMA device " + on.name() + " refused to register memory with relaxed " +
@@ -185,7 +187,8 @@ result<const registered_region*> memory_keys::of(const region& memory, reach by)
   return fail(std::move(made).error());
 }
 
-/// Unless somebody else is about to try as well: of those that fail together the last one drops it.
+/// Drops the entry unless another caller is still using it: of several that fail, the last drops
+/// it.
 void memory_keys::drop_if_empty(region_id region, std::shared_ptr<entry> failed) {
   const std::lock_guard lock{mutex_};
   const auto at = entries_.find(region);

@@ -17,17 +17,17 @@
 
 namespace troupe::transport::rdma {
 
-/// Devices that one link can use at once.
+/// The most devices that one link can use.
 inline constexpr std::size_t max_rails = 4;
 
 /// How a peer can reach registered memory.
 enum class reach : std::uint8_t {
   windows,  ///< only through a memory window: the registration's own key opens nothing
-  key,      ///< with the registration's key, whoever knows it: for devices without windows
+  key,      ///< with the registration's key, by anyone who knows it: for devices without windows
 };
 
-/// A region as the devices know it: in pieces of `piece_bytes` (the last may be shorter), each
-/// registered once with every rail. Immutable.
+/// A region as registered with the devices: in pieces of `piece_bytes` (the last may be shorter),
+/// each registered once with every rail. Immutable.
 class registered_region {
  public:
   registered_region(const region& memory, std::uint64_t piece_bytes) noexcept
@@ -37,7 +37,7 @@ class registered_region {
 
   [[nodiscard]] std::uint64_t address() const noexcept { return address_; }
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
-  /// At least its size, where it is registered in one.
+  /// At least `size()` if the region is registered in one piece.
   [[nodiscard]] std::uint64_t piece_bytes() const noexcept { return piece_bytes_; }
   [[nodiscard]] std::size_t pieces() const noexcept { return pieces_.size(); }
   /// The piece that the byte at `offset` of the region lies in.
@@ -65,7 +65,7 @@ class registered_region {
   std::vector<part> pieces_;
 };
 
-/// The calls that register memory; tests have others. As ibv_reg_mr(3) says.
+/// The calls that register memory, replaceable in tests. See ibv_reg_mr(3).
 struct registrar {
   std::function<ibv_mr*(ibv_pd*, void* address, std::size_t bytes, int rights)> by_address;
   std::function<ibv_mr*(ibv_pd*, std::uint64_t offset, std::size_t bytes, std::uint64_t address,
@@ -76,48 +76,49 @@ struct registrar {
 };
 
 struct registration_options {
-  /// Bytes registered at once, at most (0: no limit); never more than what the devices report.
+  /// The most bytes per registration (0: no limit), never more than the devices report.
   std::uint64_t max_piece{0};
-  /// Asked of each device, with the first thing that it registers; one that refuses is not asked again.
+  /// Requested from each device with its first registration; a device that refuses is not asked
+  /// again.
   bool relaxed_ordering{true};
-  /// Told once of each device that refuses.
+  /// Called once for each device that refuses relaxed ordering.
   std::function<void(const std::string& sentence)> notice{};
   registrar calls{registrar::of_the_library()};
 };
 
-/// Registers regions with the devices, each once, when it is first needed, and forgets them when the
-/// endpoint does. Memory that was exported as a dma-buf is registered as that, where the device takes
-/// it; else, and for all other memory, by its address. Thread-safe. Registering pins memory and may take
-/// long: it happens on the thread of whoever asks, and holds up only those that ask for the same region.
+/// Registers each region with the devices once, at its first use, and forgets it when the endpoint
+/// does. Memory exported as a dma-buf is registered as a dma-buf if the device accepts that;
+/// otherwise, like all other memory, by its address. Thread-safe. Registering pins memory and may
+/// take long: it runs on the caller's thread and blocks only callers that need the same region.
 class memory_keys {
  public:
   memory_keys(std::vector<std::shared_ptr<device>> rails, registration_options options);
 
-  /// For people: "relaxed ordering", or why not.
+  /// For people: "relaxed ordering", or why it is not used.
   [[nodiscard]] std::string ordering() const;
 
-  /// Valid as long as the caller keeps the region in use (`region_use`). What fails leaves nothing
-  /// behind and may be tried again. `pool_exhausted`: the device or the system refused (the
-  /// sentence names the limit, and of a dma-buf what was said to either way); `out_of_range`: in too
-  /// many pieces.
+  /// Valid as long as the caller keeps the region in use (`region_use`). A failed call leaves
+  /// nothing registered and may be repeated. `pool_exhausted`: the device or the system refused
+  /// (the sentence names the limit, and for a dma-buf the answers to both ways of registering);
+  /// `out_of_range`: the region would need too many pieces.
   [[nodiscard]] result<const registered_region*> of(const region& memory, reach by);
-  /// The region is gone, and with it every grant and batch: nothing is registered of it when this
-  /// returns.
+  /// Deregisters a region that is gone, and with it all its grants and batches. Nothing of the
+  /// region is registered when this returns.
   void forget(region_id region);
-  /// Regions of which something is registered, or is just being.
+  /// The number of regions that are registered or being registered.
   [[nodiscard]] std::size_t size() const;
 
  private:
   struct entry {
     std::mutex mutex;
-    std::array<std::unique_ptr<const registered_region>, 2> made;  ///< one for each `reach`
+    std::array<std::unique_ptr<const registered_region>, 2> made;  ///< one per `reach`
   };
 
   [[nodiscard]] result<std::unique_ptr<const registered_region>> register_with_all(
       const region& memory, reach by) const;
   void drop_if_empty(region_id region, std::shared_ptr<entry> failed);
 
-  /// One piece of memory, with one rail.
+  /// One piece of memory to register with one rail.
   struct wanted_piece {
     std::byte* data{nullptr};
     std::uint64_t bytes{0};
@@ -125,7 +126,7 @@ class memory_keys {
     std::uint64_t offset{0};  ///< in the dma-buf
     int rights{0};
   };
-  /// What the calls said: 0, or an `errno`; of the dma-buf -1 where there is none.
+  /// What each call returned: 0 or an `errno`; `by_dmabuf` is -1 if there is no dma-buf.
   struct refusal {
     int by_dmabuf{-1};
     int by_address{0};
@@ -140,7 +141,7 @@ class memory_keys {
   const std::vector<std::shared_ptr<device>> rails_;
   const registration_options options_;
   const std::uint64_t piece_bytes_;
-  /// The `errno` with which a rail refused relaxed ordering; 0: it did not.
+  /// The `errno` with which a rail refused relaxed ordering; 0 if it did not.
   mutable std::array<std::atomic<int>, max_rails> strict_{};
   mutable std::mutex mutex_;
   std::unordered_map<region_id, std::shared_ptr<entry>> entries_;

@@ -19,12 +19,12 @@ namespace {
 constexpr std::size_t memory_bytes =
     std::size_t{2} * message_channel::buffers * message_channel::buffer_bytes;
 constexpr std::uint32_t inline_message = 220;
-/// Every so many sends one is signalled, so that their buffers come back in time.
+/// One in this many sends is signalled, so that their buffers come back in time.
 constexpr std::uint64_t signal_frames_every = message_channel::buffers / 4;
-/// The last credit is for a message that gives credits back.
+/// The last credit is reserved for a message that returns credits.
 constexpr std::uint32_t reserved_credits = 1;
 
-/// Whether the link does not count its bytes.
+/// Whether the message is neither frame nor notice: the link does not count its bytes.
 bool is_word(const message_header& header) {
   return header.kind != static_cast<std::uint8_t>(message_kind::frame) &&
          header.kind != static_cast<std::uint8_t>(message_kind::notice);
@@ -45,7 +45,7 @@ result<std::unique_ptr<message_channel>> message_channel::create(const std::shar
       ::mmap(nullptr, memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return refused("find memory for messages", errno);
   made->memory_ = memory;
-  constexpr int rights = IBV_ACCESS_LOCAL_WRITE;  // the peer reaches none of it by itself
+  constexpr int rights = IBV_ACCESS_LOCAL_WRITE;  // no remote access
   made->registered_.reset(::ibv_reg_mr(on->domain(), memory, memory_bytes, rights));
   if (!made->registered_) return refused("register memory for messages", errno);
   auto pair = queue_pair::create(
@@ -91,7 +91,7 @@ std::byte* message_channel::receive_buffer(std::uint32_t index) const noexcept {
 }
 
 result<void> message_channel::release(std::span<const std::uint32_t> indices) {
-  // Of which most often one is written.
+  // Usually only one entry is used; do not clear them all.
   // NOLINTBEGIN(cppcoreguidelines-pro-type-member-init)
   std::array<ibv_recv_wr, buffers> works;
   std::array<ibv_sge, buffers> pieces;
@@ -223,7 +223,7 @@ result<bool> message_channel::probe() {
   if (sent_ - completed_ > buffers) return false;
   ibv_send_wr work{};
   work.wr_id = work_id(work_kind::message_send, 0, sent_);
-  work.opcode = IBV_WR_RDMA_WRITE;  // of nothing, to nowhere: no key is looked at (C9-88)
+  work.opcode = IBV_WR_RDMA_WRITE;  // of zero bytes: no key is checked (C9-88)
   work.send_flags = IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
   if (const int why = ::ibv_post_send(pair_->get(), &work, &bad); why != 0) {

@@ -14,17 +14,17 @@ namespace troupe::transport::rdma {
 struct release_window {
   void operator()(ibv_mw* window) const noexcept { ::ibv_dealloc_mw(window); }
 };
-/// A type 2 memory window. It must be gone before the queue pair that it is bound to.
+/// A type 2 memory window. Destroy it before the queue pair that it is bound to.
 using owned_window = std::unique_ptr<ibv_mw, release_window>;
 
-/// A window of a grant, on the queue pair of one lane: only what comes over that lane may use it.
+/// A grant's window on the queue pair of one lane; only requests on that lane can use it.
 struct lane_window {
-  ibv_mw* window{nullptr};  ///< the lane's
+  ibv_mw* window{nullptr};  ///< owned by the lane
   std::uint8_t lane{0};
-  std::uint32_t key{0};  ///< by which the peer uses it
+  std::uint32_t key{0};  ///< with which the peer uses the window
 };
 
-/// A grant that this end has given, until nothing can use it any more.
+/// A grant that this end has given, kept until nobody can use it.
 ///
 /// | state   | on                              | becomes          |
 /// | ------- | ------------------------------- | ---------------- |
@@ -34,20 +34,20 @@ struct lane_window {
 struct open_grant {
   enum class phase : std::uint8_t { binding, open, closing };
 
-  given_grant given;                 ///< what this end itself holds small batches to
-  grant_keys said;                   ///< to the peer
-  std::vector<lane_window> windows;  ///< none where the device has no windows, or nothing is open
+  given_grant given;                 ///< against which this end checks small batches
+  grant_keys said;                   ///< keys sent to the peer
+  std::vector<lane_window> windows;  ///< empty if the device has no windows or the grant is empty
   phase state{phase::binding};
-  std::uint32_t unanswered{0};  ///< windows of which the NIC has not said that it is done
-  bool fenced{false};           ///< the peer is not to hear of it any more
+  std::uint32_t unanswered{0};  ///< window requests that the NIC has not completed
+  bool fenced{false};           ///< its keys must no longer be sent to the peer
 };
 
 /// A request about a window that waits for room in its lane's queue.
 struct window_request {
   open_grant* of{nullptr};
   ibv_mw* window{nullptr};
-  std::uint32_t key{0};     ///< to be bound with, or to be invalidated
-  ibv_mr* memory{nullptr};  ///< to be bound to; null: to be invalidated
+  std::uint32_t key{0};     ///< key to bind with or to invalidate
+  ibv_mr* memory{nullptr};  ///< memory to bind to; null to invalidate
   std::uint64_t address{0};
   std::uint64_t bytes{0};
 };

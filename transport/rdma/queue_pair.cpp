@@ -16,10 +16,10 @@ namespace troupe::transport::rdma {
 
 namespace {
 
-/// More reads at once than fill any wire only cost the responder memory.
+/// Enough to fill any wire; more outstanding reads would only cost the responder memory.
 constexpr int most_reads = 16;
 
-/// How long the device tries before it gives up, for people.
+/// How long the device retries before it gives up, as text.
 std::string patience(const rdma_options& options) {
   const auto once = 4.096e-3 * static_cast<double>(1ULL << options.timeout);
   return std::to_string(static_cast<long>(once * (options.retry_count + 1))) + " ms";
@@ -108,7 +108,7 @@ result<std::unique_ptr<queue_pair>> queue_pair::create(std::shared_ptr<device> o
   attributes.cap.max_recv_wr = wanted.receives;
   attributes.cap.max_send_sge = wanted.pieces;
   attributes.cap.max_recv_sge = 1;
-  // How much a device carries inline it does not say before it is asked for too much.
+  // A device does not report its inline limit; it only refuses a request for too much.
   for (auto inline_bytes = wanted.inline_bytes;; inline_bytes /= 2) {
     attributes.cap.max_inline_data = inline_bytes;
     made->pair_ = ::ibv_create_qp(where.domain(), &attributes);
@@ -183,7 +183,7 @@ result<void> queue_pair::join(const far_end& peer, const rdma_options& options) 
   attributes.sq_psn = first_packet_;
   attributes.timeout = options.timeout;
   attributes.retry_cnt = options.retry_count;
-  attributes.rnr_retry = 7;  // without end: whether a peer takes notices is a matter of credits
+  attributes.rnr_retry = 7;  // for ever: credits ensure that the peer has posted receives
   attributes.max_rd_atomic =
       std::max<std::uint8_t>(1, std::min(outstanding_reads(*device_), peer.outstanding_reads));
   if (const int bad =
@@ -200,7 +200,7 @@ result<void> queue_pair::join(const far_end& peer, const rdma_options& options) 
 void queue_pair::stop() noexcept {
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_ERR;
-  ::ibv_modify_qp(pair_, &attributes, IBV_QP_STATE);  // one that failed is there already
+  ::ibv_modify_qp(pair_, &attributes, IBV_QP_STATE);  // a failed pair is already in this state
 }
 
 result<void> queue_pair::expect_notice(std::uint64_t work_id) {

@@ -14,15 +14,16 @@
 
 namespace troupe::transport::rdma {
 
-/// Whose a queue is: what its maker chose; 0: nobody's. Known as long as the queue is there, without a lock.
+/// The owner of a queue, as chosen by its creator; 0 for none. Readable without a lock while the
+/// queue exists.
 using queue_owner = std::uint64_t;
 [[nodiscard]] queue_owner owner_of(const ibv_cq& queue) noexcept;
 [[nodiscard]] queue_owner owner_of(const ibv_qp& pair) noexcept;
 
-/// Where a device's completions arrive, and the descriptor that says so to a thread that sleeps.
+/// A completion queue of a device, with a descriptor that wakes a sleeping thread.
 class completion_queue {
  public:
-  /// `overloaded`: the device has no more, or none so long.
+  /// `overloaded`: the device has no more queues, or none of this length.
   [[nodiscard]] static result<std::unique_ptr<completion_queue>> create(std::shared_ptr<device> on,
                                                                         std::uint32_t entries,
                                                                         queue_owner owner = 0);
@@ -32,9 +33,9 @@ class completion_queue {
 
   [[nodiscard]] ibv_cq* get() const noexcept { return queue_; }
   [[nodiscard]] int fd() const noexcept { return channel_->fd; }
-  /// Makes the descriptor readable with the next completion.
+  /// Makes the descriptor readable on the next completion.
   void arm() noexcept { ::ibv_req_notify_cq(queue_, 0); }
-  /// After the descriptor was readable.
+  /// Consumes the event after the descriptor became readable.
   void take_event() noexcept;
 
  private:
@@ -44,16 +45,16 @@ class completion_queue {
   ibv_cq* queue_{nullptr};
 };
 
-/// How long the queues of a pair are.
+/// Lengths of a pair's queues and limits of its requests.
 struct queue_lengths {
   std::uint32_t sends{0};
   std::uint32_t receives{0};
-  std::uint32_t pieces{1};        ///< of local memory in one request
-  std::uint32_t inline_bytes{0};  ///< that a request may carry in itself; the device may give less
+  std::uint32_t pieces{1};        ///< runs of local memory in one request
+  std::uint32_t inline_bytes{0};  ///< carried in a request itself; the device may allow fewer
 };
 
-/// One reliable connection, of its completion queue's owner. Not thread-safe. When it is destroyed nothing of it touches memory any
-/// more, and nothing of the peer's through it.
+/// One reliable connection, with the same owner as its completion queue. Not thread-safe. Once it
+/// is destroyed, neither its own requests nor the peer's requests on it touch memory.
 class queue_pair {
  public:
   /// `overloaded`, `internal`.
@@ -65,27 +66,27 @@ class queue_pair {
   ~queue_pair();
 
   [[nodiscard]] ibv_qp* get() const noexcept { return pair_; }
-  /// How a peer names it; `rail` counts the devices of its link.
+  /// The offer by which a peer names it; `rail` is the index of its device in the link.
   [[nodiscard]] queue_pair_offer offer(std::uint8_t rail = 0) const noexcept;
   [[nodiscard]] std::uint32_t inline_bytes() const noexcept { return inline_bytes_; }
-  /// Requests that it holds at once.
+  /// The most requests in its send queue.
   [[nodiscard]] std::uint32_t depth() const noexcept { return depth_; }
-  /// Runs of local memory in one request.
+  /// The most runs of local memory in one request.
   [[nodiscard]] std::uint32_t pieces() const noexcept { return pieces_; }
 
-  /// Ready for `post_recv`; from any state, what was posted is lost.
+  /// Makes it ready for `post_recv`, from any state. Everything posted before is lost.
   [[nodiscard]] result<void> reset(const rdma_options& options);
   struct far_end {
     rail_offer rail;
     queue_pair_offer pair;
     std::uint8_t outstanding_reads{1};
   };
-  /// Ready to send and to be sent to. `peer_unreachable`: the device refuses the address (the
-  /// sentence names it).
+  /// Connects it to the peer, ready to send and receive. `peer_unreachable`: the device refuses the
+  /// address (the sentence names it).
   [[nodiscard]] result<void> join(const far_end& peer, const rdma_options& options);
-  /// From now on it takes and sends nothing; what it had completes as flushed.
+  /// Stops sending and receiving; pending requests complete as flushed.
   void stop() noexcept;
-  /// Makes room for one immediate of the peer. `link_broken`: the device refused.
+  /// Posts a receive for one immediate of the peer. `link_broken`: the device refused.
   [[nodiscard]] result<void> expect_notice(std::uint64_t work_id);
 
  private:
@@ -98,13 +99,13 @@ class queue_pair {
   std::uint32_t pieces_{1};
 };
 
-/// How a peer reaches a device, as it is now.
+/// How a peer currently reaches a device.
 [[nodiscard]] rail_offer offer_of(const device& on);
 
-/// Reads that one of our queue pairs may have under way at the peer.
+/// The most reads that one of our queue pairs may have outstanding at the peer.
 [[nodiscard]] std::uint8_t outstanding_reads(const device& on) noexcept;
 
-/// What a completion that is not a success means, and its usual cause.
+/// The error that a failed completion stands for, and its usual cause.
 [[nodiscard]] troupe::error meaning_of(ibv_wc_status status, const rdma_options& options);
 
 }  // namespace troupe::transport::rdma

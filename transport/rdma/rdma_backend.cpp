@@ -60,7 +60,7 @@ class verbs_backend final : public backend {
 
   [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::rdma; }
   [[nodiscard]] usability probe() const override {
-    // A link uses all of its endpoint's devices, and so does its peer: without one there is none.
+    // A link uses all devices of its endpoint, and so does its peer: no device may be missing.
     for (const auto& rail : fabric_.rails) {
       if (auto why = rail->failure()) {
         return {false, *why +
@@ -85,7 +85,7 @@ class verbs_backend final : public backend {
     auto made = rdma_link::open(context_, fabric_, options, std::move(sink));
     if (!made) return fail(std::move(made).error());
     watch_->add(*made);
-    // It may have failed meanwhile, when the link was not known yet.
+    // A device may have failed before the link was registered.
     if (auto ok = check_usable(); !ok) {
       (*made)->close();
       return fail(std::move(ok).error());
@@ -100,7 +100,7 @@ class verbs_backend final : public backend {
     return {};
   }
 
-  /// Never fatal: an endpoint without a device has its other backends.
+  /// Never fatal: an endpoint without an RDMA device still has its other backends.
   usability open_devices() {
     const auto& wanted = context_.options.rdma;
     const auto memory =

@@ -9,12 +9,12 @@
 
 namespace troupe::transport {
 
-/// Reliable connections over libibverbs; what the ends say to each other is described in
-/// transport/rdma/wire.hpp. Never fails to be made: without a device `probe` says why.
+/// Reliable connections over libibverbs; transport/rdma/wire.hpp describes the protocol. Creating
+/// the backend never fails: without a device `probe` says why.
 [[nodiscard]] std::unique_ptr<backend> make_rdma_backend(backend_context& context);
 
 namespace rdma {
-/// One line for each device that is here, used or not; for people.
+/// One line for people about each device of this host, used or not.
 [[nodiscard]] std::vector<std::string> describe_devices();
 }  // namespace rdma
 

@@ -17,13 +17,13 @@ namespace troupe::transport::rdma {
 
 namespace {
 
-/// Requests that one lane's queue pair takes, and immediates of the peer that it has room for, where
-/// the device has so many.
+/// Requests and immediates of the peer for which a lane's queue pair has room, if the device allows
+/// so many.
 constexpr std::uint32_t lane_depth = 256;
-/// Of a device's completion queue, for the messages.
+/// Completion queue entries for the messages.
 constexpr std::uint32_t message_completions = 2 * message_channel::buffers + 2;
 constexpr std::uint32_t inline_wanted = 220;
-/// How long a link that ends tries to say so.
+/// How long an ending link tries to send its `bye`.
 constexpr std::chrono::milliseconds goodbye{300};
 constexpr std::chrono::milliseconds look_again{5};
 
@@ -31,7 +31,7 @@ std::uint32_t at_most(int limit, std::uint32_t wanted) {
   return std::min(wanted, static_cast<std::uint32_t>(std::max(limit, 1)));
 }
 
-/// Local runs that a request for either direction may have.
+/// The most local runs in a request of either direction.
 std::uint32_t runs_of(const device& on) {
   const auto& limits = on.limits();
   const int reads = limits.max_sge_rd > 0 ? limits.max_sge_rd : limits.max_sge;
@@ -63,8 +63,8 @@ result<std::shared_ptr<rdma_link>> rdma_link::open(const backend_context& contex
   return made;
 }
 
-/// How deep the lanes are: all that can complete on a device must fit into its completion queue.
-/// `overloaded`: nothing fits.
+/// The depth of the lanes: all completions possible on a device must fit into its completion queue.
+/// `overloaded`: the queue is too short for so many lanes.
 result<std::uint32_t> rdma_link::depth_of_lanes(std::uint32_t lanes_per_rail) const {
   auto depth = lane_depth;
   for (const auto& rail : fabric_.rails) {
@@ -83,7 +83,7 @@ result<std::uint32_t> rdma_link::depth_of_lanes(std::uint32_t lanes_per_rail) co
   return depth;
 }
 
-/// Makes everything that the offer names. Nobody else knows the link yet.
+/// Creates everything that the offer names. Nobody else has a reference to the link yet.
 result<void> rdma_link::set_up() {
   const auto rails = fabric_.rails.size();
   const auto lanes_per_rail = static_cast<std::uint32_t>((options_.lanes + rails - 1) / rails);
@@ -158,31 +158,31 @@ result<void> rdma_link::connect(const link_offer& peer) {
     watches_.push_back(*watch);
   }
   peer_ = *body;
-  // The side that offered fewer lanes has the say.
+  // Both sides use the smaller of the offered numbers of lanes.
   while (lanes_.size() > body->lanes) lanes_.pop_back();
   state_ = link_phase::connecting;
   polled_ = true;
-  joining_.store(true, std::memory_order_release);  // before anybody polls
+  joining_.store(true, std::memory_order_release);  // before anyone polls
   engine_.add_poller(shared_from_this());
   deadline_ = engine_.call_at(std::chrono::steady_clock::now() + options_.connect_timeout,
                               shared_from_this(), deadline_timer);
   if (auto ok = join(lock); !ok) {
-    // Who called hears of it, and nothing else comes of this link any more.
+    // The caller gets the error; the link reports nothing after this.
     if (state_ == link_phase::connecting) end(link_phase::broken, ok.error());
     lock.unlock();
     sink_.deliver();
     return ok;
   }
   lock.unlock();
-  engine_.wake();  // for what has arrived meanwhile
+  engine_.wake();  // to take what arrived in the meantime
   return {};
 }
 
-/// Under `lock`, which is open while the devices set the queue pairs up. An error: they did not, or the
-/// link was closed meanwhile. (If it broke, its sink was told.)
+/// Called with `lock` held; releases it while the devices set the queue pairs up. Fails if they
+/// could not, or if the link was closed in the meantime. (If it broke, the sink has been told.)
 result<void> rdma_link::join(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
-  // Who began to take completions before `joining_` was set is waited for.
+  // Wait for a thread that began to take completions before `joining_` was set.
   while (reading_.exchange(true, std::memory_order_acq_rel)) std::this_thread::yield();
   reading_.store(false, std::memory_order_release);
   auto joined = join_lanes();
@@ -190,12 +190,12 @@ result<void> rdma_link::join(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   joining_.store(false, std::memory_order_release);
   if (state_ == link_phase::connecting) return joined ? say_hello() : joined;
-  lanes_.clear();  // which who ended it left to this
+  lanes_.clear();  // `end` leaves them to this function while joining
   if (state_ == link_phase::closed) return not_up(backend_kind::rdma, state_, why_ended_);
   return {};
 }
 
-/// The same for the messages alone, when the peer was not there yet. Within `reading_`.
+/// Like `join`, for the message channel alone, after the peer was not ready. Within `reading_`.
 result<void> rdma_link::begin_again(std::unique_lock<std::mutex>& lock) {
   joining_.store(true, std::memory_order_release);
   lock.unlock();
@@ -207,7 +207,7 @@ result<void> rdma_link::begin_again(std::unique_lock<std::mutex>& lock) {
   return {};
 }
 
-/// Without the lock: `joining_`.
+/// Without the lock; `joining_` stands for it.
 result<void> rdma_link::join_lanes() {
   const auto& peer = *peer_;
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
@@ -227,15 +227,15 @@ result<void> rdma_link::join_lanes() {
   return {};
 }
 
-/// Without the lock: `joining_`.
+/// Without the lock; `joining_` stands for it.
 result<void> rdma_link::start_messages() {
   const queue_pair::far_end far{peer_->rail[peer_->messages.rail], peer_->messages,
                                 peer_->outstanding_reads};
   return messages_->start(far, peer_->message_buffers, fabric_.options);
 }
 
-/// Under the lock, when the messages have started. The dialer speaks first: the acceptor's queue pairs
-/// are ready, since its offer came in answer to ours.
+/// Under the lock, after the message channel has started. The dialer speaks first: the acceptor's
+/// queue pairs are ready, since its offer came in answer to ours.
 result<void> rdma_link::say_hello() {
   if (options_.role == link_role::acceptor) return {};
   messages_->put(message_kind::hello, peer_->secret);
@@ -253,10 +253,11 @@ void rdma_link::become_up() {
 
 // -- ending
 
-/// Under the lock: what the lanes' NICs still had is given up.
+/// Under the lock: destroys the lanes and fails their requests in flight.
 void rdma_link::end_lanes(const troupe::error& why) {
   for (auto& lane : lanes_) {
-    // Silent before its windows go: what is under way is not refused but unanswered.
+    // Stop the queue pair before its windows are destroyed: requests of the peer in flight then
+    // stay unanswered instead of being refused.
     if (!lane.windows.empty()) lane.pair->stop();
     lane.windows.clear();
     lane.pair.reset();
@@ -271,7 +272,8 @@ void rdma_link::end_lanes(const troupe::error& why) {
   lanes_.clear();
 }
 
-/// Under the lock: nothing lands and nothing is read any more, and everything that waits is answered.
+/// Under the lock: ends all access to memory on either side and gives everything that waits its
+/// outcome.
 void rdma_link::end(link_phase final_state, const troupe::error& why) {
   const bool joining = joining_.load(std::memory_order_relaxed);
   const bool was_joined =
@@ -279,8 +281,8 @@ void rdma_link::end(link_phase final_state, const troupe::error& why) {
   state_ = final_state;
   if (!why_ended_) why_ended_ = why;
   up_.store(false, std::memory_order_release);
-  // Lanes that are just being joined have carried nothing, nobody has a grant to use over them, and
-  // whoever joins them destroys them as soon as the device lets go.
+  // Lanes that are still being joined have carried nothing and no grant uses them. The thread that
+  // joins them destroys them as soon as the device returns.
   if (!joining) end_lanes(why);
   queued_.clear();
   end_small(why);
@@ -308,7 +310,7 @@ void rdma_link::end(link_phase final_state, const troupe::error& why) {
   }
 }
 
-/// "; rxe0a port 1 was down for 230 ms" where that may be why the link breaks.
+/// "; rxe0a port 1 was down for 230 ms" for each port that may have broken the link.
 std::string rdma_link::trouble_of_ports() const {
   std::string text;
   for (const auto& rail : fabric_.rails) {
@@ -321,7 +323,7 @@ std::string rdma_link::trouble_of_ports() const {
 
 void rdma_link::break_link(troupe::error why) {
   const auto self = shared_from_this();
-  // What failed may be known before the device has told of its port.
+  // A request may fail before the device reports that its port is down.
   for (const auto& rail : fabric_.rails) rail->record_if_down();
   {
     const std::lock_guard lock{mutex_};
@@ -364,10 +366,10 @@ void rdma_link::look_after_peer_at(steady_time when) {
   probe_ = engine_.call_at(when, shared_from_this(), probe_timer);
 }
 
-/// Under the lock: asks whether the peer is there, and whether the NIC still does what it was told.
+/// Under the lock: probes the peer, and checks that the NIC still completes requests.
 result<void> rdma_link::look_after_peer(steady_time now) {
   const auto& options = fabric_.options;
-  // Twice what the NIC takes to give up by itself; some never do.
+  // Twice the time after which the NIC should give up by itself; some never do.
   const auto limit =
       2 * std::chrono::microseconds{static_cast<std::int64_t>(
               4.096 * static_cast<double>(1ULL << options.timeout) * (options.retry_count + 1))};
@@ -402,8 +404,8 @@ result<void> rdma_link::look_after_peer(steady_time now) {
   return {};
 }
 
-/// Lets go of the engine and of the messages' queue pair. On a timer only, so never from within a
-/// callback of this link.
+/// Detaches from the engine and destroys the message channel. Called only by a timer, so never from
+/// within a callback of this link.
 void rdma_link::tear_down() {
   if (reading_.exchange(true, std::memory_order_acquire)) {
     const std::lock_guard lock{mutex_};
@@ -464,7 +466,7 @@ void rdma_link::on_timer(std::uint64_t key, steady_time now) {
 }
 
 link_stats rdma_link::stats() const {
-  // The kernel may have to ask the device.
+  // Without the lock: the kernel may have to ask the device.
   std::vector<std::optional<std::uint64_t>> retries;
   for (std::size_t i = 0; i < fabric_.rails.size(); ++i) {
     retries.push_back(counted_since(retries_then_[i], fabric_.rails[i]->retries()));

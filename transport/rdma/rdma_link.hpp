@@ -30,18 +30,18 @@
 
 namespace troupe::transport::rdma {
 
-/// What all links of one endpoint share.
+/// State shared by all links of one endpoint.
 struct fabric {
   rdma_options options;
   std::vector<std::shared_ptr<device>> rails;
   std::shared_ptr<memory_keys> keys;
-  /// Whether new links grant through memory windows. False for good once a device that says it has
-  /// them did not bind one.
+  /// Whether new links grant through memory windows. Permanently false once a device that claims to
+  /// have them failed to bind one.
   std::shared_ptr<std::atomic<bool>> windows;
 };
 
-/// One end of an `rdma` link: a queue pair for messages (`message_channel`), and one for bytes per
-/// lane.
+/// One end of an `rdma` link: a queue pair for messages (`message_channel`), and one per lane for
+/// bytes.
 ///
 /// | state      | on                                            | becomes    |
 /// | ---------- | --------------------------------------------- | ---------- |
@@ -51,40 +51,43 @@ struct fabric {
 /// | up         | a failed completion, bye, an unanswered fence | broken     |
 /// | any        | close                                         | closed     |
 ///
-/// What ends a link destroys its lanes' queue pairs at once: from then on nothing of the peer's lands
-/// and nothing of ours is read, and so every fence holds. The messages' queue pair touches only memory
-/// of its own; it stays for a moment to say goodbye.
+/// When a link ends, its lanes' queue pairs are destroyed at once: the peer can no longer write or
+/// read our memory, so every fence holds. The message queue pair touches only its own memory; it
+/// stays for a moment to say goodbye.
 ///
-/// A grant opens, with memory windows: one window per lane over the hull of its extents (from the
-/// first byte of the first to the last byte of the last; a region that is registered in pieces has
-/// one per piece), with the grant's rights. That is what the NIC enforces: this peer only, over this
-/// link, only while the windows are bound. The gaps between the extents the peer's own link refuses,
-/// as it refuses everything outside of them. Without windows: the whole region, to anyone who knows
-/// the key, until the link ends. The peer hears the keys (`grant_keys`) when its NIC has bound them.
+/// With memory windows, a grant binds one window per lane over the hull of its extents (from the
+/// first byte of the first to the last byte of the last; one window per piece if the region is
+/// registered in pieces), with the grant's rights. The NIC enforces it: only this peer, only over
+/// this link, only while the windows are bound. The peer's own link refuses accesses to the gaps
+/// between the extents, as it refuses everything outside of them. Without windows, a grant opens
+/// the whole region to anyone who knows the key, until the link ends. The peer receives the keys
+/// (`grant_keys`) once our NIC has bound the windows.
 ///
-/// A fence while the link is up asks the peer to stop (`revoke`) and waits for what is under way, so
-/// that nothing of a peer that keeps to the protocol is refused. When the peer has confirmed, or has
-/// not within `rdma_options::fence_patience`, the windows are invalidated, and then the fence is
-/// answered: it trusts nobody. Without windows a peer that does not confirm loses the link.
+/// A fence on a link that is up asks the peer to stop (`revoke`) and waits for the requests in
+/// flight, so that a peer that keeps to the protocol has no request refused. Once the peer has
+/// confirmed, or `rdma_options::fence_patience` has passed, the windows are invalidated, and then
+/// the fence completes: it does not rely on the peer. Without windows, a peer that does not confirm
+/// loses the link.
 ///
-/// Reads that have ended are not over: a NIC that missed a packet of the answer, or saw it late, asks
-/// again, and the bytes may all be there before the second request is. Behind a window that is shut by
-/// then, it would end the queue pair. An initiator therefore confirms when an empty write, behind its
-/// reads on the same queue pair, was answered: requests of one are served in order.
+/// A completed read may still have a request on the wire: a NIC that missed a packet of the
+/// response, or saw it late, repeats the request, and all bytes may arrive before the repeated
+/// request does. If the window is invalidated by then, the repeated request breaks the queue pair.
+/// An initiator therefore confirms only once an empty write, posted behind its reads on the same
+/// queue pair, was answered: a queue pair's requests are served in order.
 ///
-/// A peer that goes on regardless is refused by the NIC, which ends the queue pair (InfiniBand
-/// Architecture, 9.9.3): the link breaks at both ends and with it all its transfers. Other links,
-/// also to the same peer, and the regions are none the worse.
+/// A peer that does not stop is refused by the NIC, which ends the queue pair (InfiniBand
+/// Architecture, 9.9.3): the link breaks at both ends and with it all its transfers. The regions
+/// and all other links, also those to the same peer, are not affected.
 ///
-/// Locks: `reading_` (who takes completions; a flag, so that it can be tried) before `mutex_` (all
-/// other state). The sink is called under neither lock, but within `reading_`. While the devices join
-/// the queue pairs to the peer's, which may take them long, `joining_` stands for the lock: the queue
-/// pairs and the messages are left alone, and nobody takes completions.
+/// Locks: `reading_` (held while taking completions; a flag, so that it can be tried) before
+/// `mutex_` (all other state). The sink is called without `mutex_`, but within `reading_`.
+/// Connecting the queue pairs to the peer's may take the devices long; meanwhile `joining_` stands
+/// for the lock: nobody else touches the queue pairs or the messages, and nobody takes completions.
 class rdma_link final : public link,
                         public pollable,
                         public std::enable_shared_from_this<rdma_link> {
  public:
-  /// `overloaded`, `internal`: the device does not give what a link needs.
+  /// `overloaded`, `internal`: the device lacks a resource that a link needs.
   [[nodiscard]] static result<std::shared_ptr<rdma_link>> open(const backend_context& context,
                                                                fabric on,
                                                                const link_options& options,
@@ -106,11 +109,11 @@ class rdma_link final : public link,
   void close() override;
   [[nodiscard]] link_stats stats() const override;
 
-  /// Whether a queue is of this link.
+  /// Whether this link owns a queue.
   [[nodiscard]] bool owns(queue_owner owner) const noexcept { return owner == number_; }
-  /// One of them is of no use any more; `what` it was that its device did.
+  /// One of its queues has failed; `what` its device did.
   void queue_failed(const device& which, const std::string& what);
-  /// A device failed, as `why` says; nothing happens if it is none of the link's.
+  /// A device has failed, for the reason `why`. Ignored if the link does not use it.
   void device_failed(const device& which, const std::string& why);
 
   // -- pollable
@@ -211,13 +214,12 @@ class rdma_link final : public link,
   struct fence_in_progress {
     bool peer_must_confirm{false};
     steady_time until;
-    std::vector<std::unique_ptr<open_grant>> grants;  ///< the peer may still be using them
+    std::vector<std::unique_ptr<open_grant>> grants;  ///< that the peer may still use
   };
-  /// What the peer has revoked and we have not confirmed yet.
+  /// A transfer that the peer has revoked and this end has not confirmed yet.
   struct revocation {
-    std::uint64_t read_over{
-        0};  ///< a bit for each lane with reads of it that are not known to be over
-    std::uint32_t settling{0};  ///< empty writes behind such reads
+    std::uint64_t read_over{0};  ///< a bit for each lane whose reads may not be over
+    std::uint32_t settling{0};   ///< empty writes behind such reads
   };
   void cancel(transfer_id transfer, const troupe::error& why);
   [[nodiscard]] bool under_way(transfer_id transfer) const;
@@ -240,9 +242,9 @@ class rdma_link final : public link,
   sink_queue sink_;
   token secret_{};
   const std::uint64_t number_;  ///< also the owner of its queues
-  const reach reach_;           ///< of its own grants, all of them
+  const reach reach_;           ///< of all its own grants
   const steady_time opened_{std::chrono::steady_clock::now()};
-  /// Of each rail's port, as it was then.
+  /// The retries of each rail's port when the link was opened.
   std::vector<std::optional<std::uint64_t>> retries_then_;
 
   mutable std::mutex mutex_;
@@ -253,23 +255,24 @@ class rdma_link final : public link,
   std::vector<watch_id> watches_;
   std::unique_ptr<message_channel> messages_;
   std::vector<data_lane> lanes_;
-  std::uint32_t depth_{0};  ///< of each lane: requests, and immediates of the peer
+  std::uint32_t depth_{0};  ///< of each lane: requests, and immediates from the peer
   bool polled_{false};
   bool torn_down_{false};
   bool goodbye_due_{false};
   steady_time goodbye_until_;
-  steady_time asked_;  ///< when the probe that is on its way was sent
-  /// The peer's NIC refused an access. Most often the peer's process ends, and the kernel takes its
-  /// memory before its queue pairs: whether the peer is still there is asked a little later.
+  steady_time asked_;  ///< when the probe in flight was sent
+  /// Set when the peer's NIC refused an access. Usually the peer's process is ending, and the
+  /// kernel takes its memory before its queue pairs; a probe a little later shows whether the peer
+  /// is alive.
   std::optional<troupe::error> refused_;
-  bool verdict_due_{false};  ///< the probe that decides is on its way
+  bool verdict_due_{false};  ///< that probe is in flight
   std::optional<timer_id> deadline_, probe_, fence_check_, teardown_;
 
   // Batches of ours.
   std::vector<std::unique_ptr<batch_in_flight>> active_;
-  std::deque<batch_in_flight*> queued_;  ///< those whose requests are not all posted
-  /// Those that went in one message, in this order; how many the peer has answered, modulo 2^32; and
-  /// those that shall go so once it has answered more.
+  std::deque<batch_in_flight*> queued_;  ///< with requests still to be posted
+  /// Small batches sent and unanswered, in order; how many the peer has answered, modulo 2^32; and
+  /// those that wait until it has answered more.
   std::deque<small_flight> small_sent_;
   std::uint32_t small_answered_{0};
   struct waiting_small {
@@ -277,49 +280,49 @@ class rdma_link final : public link,
     std::vector<std::byte> message;
   };
   std::deque<waiting_small> small_waiting_;
-  std::vector<placed_piece> small_places_;  ///< of the one that is being posted, for its memory
+  std::vector<placed_piece> small_places_;  ///< of the batch being posted; reuses its memory
   struct unkeyed {
     batch_in_flight* batch{nullptr};
     steady_time since;
   };
-  std::vector<unkeyed> unkeyed_;  ///< those that wait for the keys to a grant
+  std::vector<unkeyed> unkeyed_;  ///< waiting for the keys to a grant
   std::unordered_map<std::uint64_t, std::shared_ptr<const grant_keys>> peer_grants_;
   struct peer_transfer {
     std::vector<std::uint64_t> grants;
-    std::uint64_t read_over{0};  ///< a bit for each lane that batches of it have read over
+    std::uint64_t read_over{0};  ///< a bit for each lane on which its batches have read
   };
   std::unordered_map<transfer_id, peer_transfer> peer_grants_of_;
   std::size_t peer_keys_{0};
   std::uint64_t bytes_on_the_way_{0};
   std::uint64_t reserved_frame_bytes_{0};
   std::uint32_t last_sequence_{0};
-  std::uint32_t notices_sent_{0}, notices_taken_{0};  ///< modulo 2^32; taken by the peer
+  std::uint32_t notices_sent_{0}, notices_taken_{0};  ///< modulo 2^32; the latter taken by the peer
   std::uint64_t bytes_written_{0}, bytes_read_{0};
   link_ledger ledger_;
 
   // Grants of ours, and fences.
   std::unordered_map<transfer_id, std::vector<std::unique_ptr<open_grant>>> granted_;
   std::size_t grants_{0};
-  std::size_t window_requests_{0};  ///< that wait for room, on all lanes
+  std::size_t window_requests_{0};  ///< waiting for room, on all lanes
   std::map<transfer_id, fence_in_progress> fences_;
-  recent_transfers revoked_;  ///< by the peer
+  recent_transfers revoked_;  ///< transfers that the peer has revoked
   std::map<transfer_id, revocation> to_confirm_;
-  bool reads_unsettled_{false};  ///< of one of them, with nothing else under way
+  bool reads_unsettled_{false};  ///< one of `to_confirm_` has only its reads to settle
   std::uint32_t taken_{0};       ///< the peer's notices, modulo 2^32
-  std::uint32_t landed_{0};      ///< the peer's small batches, those refused too, modulo 2^32
-  std::atomic<bool> answers_due_{false};  ///< `landed_` was counted since the last look
+  std::uint32_t landed_{0};      ///< the peer's small batches, refused ones included, modulo 2^32
+  std::atomic<bool> answers_due_{false};  ///< the peer may not know `landed_` yet
   std::uint64_t refused_operations_{0};
-  /// Those that small batches may still use, by id.
+  /// Grants that small batches may still use, by id.
   std::unordered_map<std::uint64_t, const open_grant*> open_;
 
-  // Of whoever holds `reading_`.
+  // Owned by the holder of `reading_`.
   struct gathering {
     std::uint32_t immediates{0};
     std::optional<std::uint16_t> parts;
     std::vector<std::byte> frame;
   };
   std::atomic<bool> reading_{false};
-  std::vector<std::uint32_t> read_;  ///< messages' buffers, to be posted again at the turn's end
+  std::vector<std::uint32_t> read_;  ///< message buffers to post again at the end of the turn
   std::vector<std::byte> assembling_;
   std::unordered_map<std::uint32_t, gathering> gathered_;
   std::size_t gathered_bytes_{0};
@@ -327,17 +330,17 @@ class rdma_link final : public link,
   bool hello_failed_{false};
 
   std::atomic<std::uint32_t> idle_polls_{0};
-  std::atomic<bool> joining_{false};  ///< written under the lock
+  std::atomic<bool> joining_{false};  ///< written under `mutex_`
   std::atomic<bool> up_{false};
-  std::atomic<bool> gone_{false};  ///< torn down: nothing to poll
+  std::atomic<bool> gone_{false};  ///< torn down; nothing is left to poll
 };
 
-/// `why`: what `ibv_post_send` gave.
+/// `why`: what `ibv_post_send` returned.
 [[nodiscard]] inline unexpected refused_by_nic(int why) {
   return fail(errc::link_broken, "the NIC refused a request: " + what_errno(why));
 }
 
-/// `unauthorized`: the peer said or did what it may not.
+/// `unauthorized`: the peer violated the protocol.
 [[nodiscard]] inline unexpected against_protocol(const std::string& what) {
   return fail(errc::unauthorized, "the rdma peer broke the protocol: " + what);
 }

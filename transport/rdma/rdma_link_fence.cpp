@@ -18,7 +18,7 @@ std::array<std::byte, sizeof(std::uint64_t)> payload_of(transfer_id transfer) {
   return payload;
 }
 
-/// Whether the batch is of the transfer, or uses a standing grant whose own the transfer is.
+/// Whether the batch belongs to the transfer, or uses a grant that does (a standing grant).
 bool concerns(const batch& work, transfer_id transfer) {
   return work.transfer == transfer || std::ranges::any_of(work.pieces, [&](const piece& one) {
            return one.remote->transfer == transfer;
@@ -52,7 +52,7 @@ fence_state rdma_link::fence(transfer_id transfer) {
         now.peer_must_confirm = true;
         std::ranges::move(grants, std::back_inserter(now.grants));
         messages_->put(message_kind::revoke, payload_of(transfer));
-        static_cast<void>(flush());  // a NIC that refuses says so in a completion, too
+        static_cast<void>(flush());  // a NIC that refuses also reports it in a completion
       }
       if (!fence_check_) fence_check_ = engine_.call_at(now.until, shared_from_this(), fence_timer);
     }
@@ -61,8 +61,8 @@ fence_state rdma_link::fence(transfer_id transfer) {
   return pending ? fence_state::pending : fence_state::quiescent;
 }
 
-/// Under the lock: batches of which not everything is with the NIC stop here, and so do those whose
-/// bytes have gone while the peer has no room for their notice: it may never make any.
+/// Under the lock: stops the transfer's batches that are not completely posted, and those whose
+/// bytes are posted but whose notice the peer has no room for: it may never make room.
 void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
   std::vector<batch_in_flight*> stopped;
   for (const auto& batch : active_) {
@@ -70,7 +70,7 @@ void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
     if (!concerns(batch->work, transfer) || (batch->cut && !untold)) continue;
     stopped.push_back(batch.get());
   }
-  std::set<transfer_id> others;  // that wait for the end of such a batch
+  std::set<transfer_id> others;  // transfers that may wait for the end of such a batch
   for (auto* batch : stopped) {
     std::erase(queued_, batch);
     std::erase_if(unkeyed_, [&](const unkeyed& waits) { return waits.batch == batch; });
@@ -81,12 +81,12 @@ void rdma_link::cancel(transfer_id transfer, const troupe::error& why) {
     finish(*batch);
   }
   cancel_small(transfer, why);
-  others.erase(transfer);  // is the caller's
+  others.erase(transfer);  // handled by the caller
   for (const auto other : others) after_drained(other);
 }
 
-/// Under the lock: whether the NIC has or gets requests of it, or the peer has small batches that it
-/// has not answered.
+/// Under the lock: whether the transfer has requests at the NIC or immediates still to be posted,
+/// or small batches that the peer has not answered.
 bool rdma_link::under_way(transfer_id transfer) const {
   return small_under_way(transfer) || std::ranges::any_of(active_, [&](const auto& batch) {
            return concerns(batch->work, transfer) &&
@@ -94,7 +94,7 @@ bool rdma_link::under_way(transfer_id transfer) const {
          });
 }
 
-/// Under the lock: the batch has its outcome, and who waits for its transfers is told.
+/// Under the lock: delivers the batch's outcome, and completes what waited for its transfers.
 void rdma_link::finish_drained(batch_in_flight& batch) {
   if (fences_.empty() && to_confirm_.empty()) {
     finish(batch);
@@ -106,7 +106,8 @@ void rdma_link::finish_drained(batch_in_flight& batch) {
   for (const auto transfer : transfers) after_drained(transfer);
 }
 
-/// Under the lock: a batch of the transfer has ended.
+/// Under the lock, after a batch of the transfer has ended: confirms a revocation or completes a
+/// fence if nothing of the transfer is in flight.
 void rdma_link::after_drained(transfer_id transfer) {
   if (fences_.empty() && to_confirm_.empty()) return;
   const auto fence = fences_.find(transfer);
@@ -142,12 +143,12 @@ void rdma_link::peer_revoked(transfer_id transfer) {
     peer_grants_of_.erase(of);
   }
   if (state_ != link_phase::up) return;
-  to_confirm_[transfer].read_over |= read_over;  // to which a batch that ends here adds
+  to_confirm_[transfer].read_over |= read_over;  // `cancel` may add to it
   cancel(transfer, {errc::grant_revoked, "the peer has revoked its grants for this transfer"});
   after_drained(transfer);
 }
 
-/// Under the lock: a batch of the transfer that read over these lanes has ended.
+/// Under the lock: records that an ended batch of the transfer has read over these lanes.
 void rdma_link::note_reads(transfer_id transfer, std::uint64_t lanes) {
   if (const auto revoked = to_confirm_.find(transfer); revoked != to_confirm_.end()) {
     revoked->second.read_over |= lanes;
@@ -156,7 +157,8 @@ void rdma_link::note_reads(transfer_id transfer, std::uint64_t lanes) {
   }
 }
 
-/// Under the lock: empty writes behind the reads of what is to be confirmed, as far as there is room.
+/// Under the lock: posts empty writes behind the reads of revoked transfers, as far as there is
+/// room.
 result<void> rdma_link::settle_reads() {
   if (!std::exchange(reads_unsettled_, false)) return {};
   for (auto& [transfer, revoked] : to_confirm_) {
@@ -185,7 +187,7 @@ result<void> rdma_link::settle_reads() {
   return {};
 }
 
-/// Under the lock: one lane's have.
+/// Under the lock: the reads of the transfer on one lane are over.
 void rdma_link::reads_settled(transfer_id transfer) {
   const auto revoked = to_confirm_.find(transfer);
   if (revoked == to_confirm_.end()) return;
@@ -203,7 +205,8 @@ void rdma_link::peer_confirmed(transfer_id transfer) {
   after_drained(transfer);
 }
 
-/// Under the lock: nothing of the peer is waited for any more.
+/// Under the lock: closes the fence's grants, once the peer has confirmed or is no longer waited
+/// for.
 void rdma_link::close_grants(fence_in_progress& fence) {
   for (const auto& grant : fence.grants) open_.erase(grant->given.id);
   std::erase_if(fence.grants, [&](const auto& grant) {
@@ -214,7 +217,7 @@ void rdma_link::close_grants(fence_in_progress& fence) {
   for (const auto& grant : fence.grants) close_grant(*grant);
 }
 
-/// Under the lock; the queue pairs for bytes are gone.
+/// Under the lock: completes all fences. The lanes' queue pairs must be gone.
 void rdma_link::answer_all_fences() {
   for (const auto& [transfer, fence] : fences_) sink_.put(quiescent_event{transfer});
   fences_.clear();
@@ -225,7 +228,7 @@ void rdma_link::answer_all_fences() {
   reads_unsettled_ = false;
 }
 
-/// A peer that does not confirm in time is not waited for.
+/// Handles fences whose patience has run out: closes their grants, or breaks the link.
 void rdma_link::check_fences(steady_time now) {
   std::optional<troupe::error> why;
   {
@@ -234,7 +237,8 @@ void rdma_link::check_fences(steady_time now) {
     if (fences_.empty()) return;
     auto next = steady_time::max();
     for (auto& [transfer, fence] : fences_) {
-      // A peer that does not look does not answer them. The local memory was left long ago.
+      // A peer that is not polling answers no small batches. Their local memory is no longer in
+      // use.
       if (fence.until <= now) {
         abandon_small(transfer, {errc::aborted,
                                  "the transfer was fenced here, and the peer has not "
@@ -242,7 +246,7 @@ void rdma_link::check_fences(steady_time now) {
       }
       const bool drained = !fence.peer_must_confirm && fence.grants.empty() && !under_way(transfer);
       if (fence.until <= now && reach_ == reach::windows && fence.peer_must_confirm) {
-        // The NIC shuts it out. (The grants of a link are all windowed, or none is.)
+        // The NIC ends the peer's access. (Either all grants of a link have windows, or none has.)
         fence.peer_must_confirm = false;
         fence.until = now + fabric_.options.fence_patience;
         close_grants(fence);

@@ -11,15 +11,15 @@
 #include "troupe/transport/os_error.hpp"
 #include "troupe/transport/rdma/rdma_link.hpp"
 
-// What this end grants: windows are bound, the peer hears their keys, and they are shut again. And what
-// the peer has granted to this end.
+// Grants of this end: binding windows, sending their keys to the peer, invalidating them. And the
+// peer's grants to this end.
 
 namespace troupe::transport::rdma {
 
 namespace {
 
 constexpr std::size_t max_grants = 65'536;
-/// Keys that the peer may have told us and not taken back: 16 MiB.
+/// The most keys that the peer may have sent and not revoked: 16 MiB.
 constexpr std::size_t max_peer_keys = std::size_t{4} << 20;
 constexpr std::uint32_t grants_at_once = 16;
 
@@ -28,7 +28,7 @@ int rights_of(access rights) {
          (permits(rights, access::read) ? IBV_ACCESS_REMOTE_READ : 0);
 }
 
-/// What this end holds the peer to by itself.
+/// Fills in what this end checks the peer's small batches against.
 void keep(given_grant& kept, const remote_grant& told, region_use memory) {
   kept.id = told.id;
   kept.transfer = told.transfer;
@@ -129,8 +129,8 @@ result<void> rdma_link::may_grant(std::uint64_t pieces) const {
   return {};
 }
 
-/// Under `lock`, which is open while the device makes windows: then every lane has so many that are
-/// free, or the link has ended. `overloaded`: the device has no more.
+/// Called with `lock` held; releases it while the device creates windows. Afterwards every lane has
+/// `per_lane` free windows, or the link has ended. `overloaded`: the device has no more windows.
 result<void> rdma_link::reserve_windows(std::size_t per_lane, std::unique_lock<std::mutex>& lock) {
   for (;;) {
     const auto poor = std::ranges::find_if(
@@ -148,14 +148,15 @@ result<void> rdma_link::reserve_windows(std::size_t per_lane, std::unique_lock<s
                                         what_errno(why) + "; fence transfers that have ended");
     }
     if (lanes_.empty()) return {};
-    // Others may have taken some meanwhile: look again from the start.
+    // Other callers may have taken windows in the meantime, so start over.
     auto& lane = lanes_[static_cast<std::size_t>(index)];
     lane.free_windows.push_back(made.get());
     lane.windows.push_back(std::move(made));
   }
 }
 
-/// Under the lock; every lane has windows for it. The peer hears of it when the NIC is done.
+/// Under the lock; every lane must have enough free windows. The peer gets the keys once the NIC is
+/// done.
 void rdma_link::bind_windows(open_grant& grant, const registered_region& memory) {
   auto& said = grant.said;
   const auto first = memory.piece_at(said.begin);
@@ -181,7 +182,7 @@ void rdma_link::bind_windows(open_grant& grant, const registered_region& memory)
   grant.unanswered = static_cast<std::uint32_t>(grant.windows.size());
 }
 
-/// Under the lock, without windows: the region's own keys.
+/// Under the lock, for links without windows: sends the region's own keys.
 void rdma_link::tell_region_keys(open_grant& grant, const registered_region& memory) {
   const auto first = memory.piece_at(grant.said.begin);
   for (auto i = first; i < first + grant.said.pieces(); ++i) {
@@ -190,7 +191,8 @@ void rdma_link::tell_region_keys(open_grant& grant, const registered_region& mem
   tell_keys(grant);
 }
 
-/// Under the lock: its windows are to be shut. If they are just being bound, that comes first.
+/// Under the lock: requests that the grant's windows be invalidated. Windows still being bound are
+/// bound first.
 void rdma_link::close_grant(open_grant& grant) {
   if (grant.state != open_grant::phase::open) return;
   grant.state = open_grant::phase::closing;
@@ -201,7 +203,7 @@ void rdma_link::close_grant(open_grant& grant) {
   }
 }
 
-/// Under the lock: what is to be done about windows goes to the NIC, as far as there is room.
+/// Under the lock: posts the waiting window requests, as far as there is room.
 result<void> rdma_link::post_window_requests() {
   if (window_requests_ == 0 || state_ != link_phase::up) return {};
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
@@ -245,7 +247,7 @@ result<void> rdma_link::post_window_requests(data_lane& lane, std::uint8_t numbe
     }
     for (std::size_t i = 0; i < count; ++i) {
       const auto& done = lane.window_requests.front();
-      if (done.memory != nullptr) done.window->rkey = done.key;  // what it is from now on
+      if (done.memory != nullptr) done.window->rkey = done.key;  // the window's key from now on
       lane.posted.push_back({.number = ++lane.last_number, .window = done.of});
       lane.window_requests.pop_front();
       --window_requests_;
@@ -254,7 +256,7 @@ result<void> rdma_link::post_window_requests(data_lane& lane, std::uint8_t numbe
   return {};
 }
 
-/// Under the lock: one window of the grant was bound, or shut.
+/// Under the lock: the NIC has bound or invalidated one window of the grant.
 void rdma_link::windows_answered(open_grant& grant) {
   if (--grant.unanswered != 0) return;
   if (grant.state == open_grant::phase::binding) {
@@ -276,7 +278,7 @@ void rdma_link::windows_answered(open_grant& grant) {
   after_drained(transfer);
 }
 
-/// Under the lock: from now on the peer can use it.
+/// Under the lock: opens the grant and sends its keys to the peer.
 void rdma_link::tell_keys(open_grant& grant) {
   grant.state = open_grant::phase::open;
   messages_->put(message_kind::keys, grant.said.encode());
@@ -307,7 +309,7 @@ result<void> rdma_link::on_keys(std::span<const std::byte> payload) {
   return {};
 }
 
-/// Under the lock. True: the peer has told all that the batch needs.
+/// Under the lock. Returns whether the peer has sent all keys that the batch needs.
 bool rdma_link::find_keys(batch_in_flight& batch) const {
   for (auto& place : batch.places) {
     if (place.remote) continue;
@@ -318,7 +320,8 @@ bool rdma_link::find_keys(batch_in_flight& batch) const {
   return true;
 }
 
-/// Under the lock: a batch that was taken in and has its keys is queued, or fails at once.
+/// Under the lock: queues an admitted batch, fails it if it leaves its grants, or waits for its
+/// keys.
 void rdma_link::start_or_wait(batch_in_flight& batch) {
   if (!find_keys(batch)) {
     unkeyed_.push_back({&batch, std::chrono::steady_clock::now()});
@@ -340,7 +343,7 @@ void rdma_link::start_those_with_keys() {
   }
 }
 
-/// Under the lock: batches with grants that the peer does not know.
+/// Under the lock: fails batches whose keys have not arrived in time.
 void rdma_link::give_up_without_keys(steady_time now) {
   for (auto& waits : std::exchange(unkeyed_, {})) {
     if (now - waits.since < fabric_.options.stall_limit) {

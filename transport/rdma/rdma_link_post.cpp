@@ -11,25 +11,25 @@
 #include "troupe/transport/batch_check.hpp"
 #include "troupe/transport/rdma/rdma_link.hpp"
 
-// The initiator's side: batches become requests, and requests outcomes.
+// The initiator's side: turns batches into requests and their completions into outcomes.
 
 namespace troupe::transport::rdma {
 
 namespace {
 
 constexpr std::uint32_t request_bytes = std::uint32_t{256} << 10;
-/// What one call gives a lane, before the next lane has its turn. The NIC begins with the first call
-/// while we make the second; more in a call would save nothing that one notices.
+/// Bytes posted to a lane in one call, before the next lane has its turn. The NIC works on the
+/// first call while the second is prepared; larger calls bring no measurable gain.
 constexpr std::uint64_t stripe_bytes = std::uint64_t{256} << 10;
 constexpr std::uint32_t requests_at_once = 32;
-/// Every so many requests one is signalled, and the last of each call.
+/// One in this many requests is signalled, and the last of each call.
 constexpr std::uint32_t signal_every = 16;
 
 }  // namespace
 
 // -- checking
 
-/// `refused` is set where the request is in order, but the grant is not good on this link (any more).
+/// Sets `refused` if the request is valid but its grant is not valid on this link.
 result<placed_piece> rdma_link::place(const batch& work, std::size_t index,
                                       std::optional<troupe::error>& refused) {
   const auto& piece = work.pieces[index];
@@ -76,7 +76,7 @@ result<std::shared_ptr<const prepared_batch>> rdma_link::prepare(direction dir,
   return prepare_checked(dir, std::move(pieces), options_.peer, regions_);
 }
 
-/// Under the lock. `refused` is set where the peer has revoked the batch's grants.
+/// Under the lock. Sets `refused` if the peer has revoked the batch's grants.
 result<void> rdma_link::admit(const batch& work, std::optional<troupe::error>& refused) {
   if (state_ != link_phase::up) return not_up(backend_kind::rdma, state_, why_ended_);
   const auto waiting = messages_->waiting_bytes() + reserved_frame_bytes_;
@@ -151,10 +151,10 @@ result<void> rdma_link::send_frame(std::span<const std::byte> frame) {
 
 // -- requests
 
-/// Under the lock: posts what there is room for.
+/// Under the lock: posts everything that waits, as far as there is room.
 result<void> rdma_link::pump() {
   if (auto ok = post_window_requests(); !ok) return ok;
-  // Before what would take all room again.
+  // Before the batches, which could take all room.
   if (auto ok = settle_reads(); !ok) return ok;
   if (auto ok = send_waiting_small(); !ok) return ok;
   while (!queued_.empty()) {
@@ -169,7 +169,7 @@ result<void> rdma_link::pump() {
   return flush();
 }
 
-/// Under the lock. True: all of the batch is with the NIC.
+/// Under the lock. Returns whether the whole batch is posted.
 result<bool> rdma_link::post_requests(batch_in_flight& batch) {
   while (!batch.cut) {
     const auto lane = lane_with_room();
@@ -190,13 +190,13 @@ std::optional<std::size_t> rdma_link::lane_with_room() const noexcept {
   return best;
 }
 
-/// Whether the target has room for one more batch that it is told of.
+/// Whether the target has room for the notice of one more batch.
 bool rdma_link::may_notify() const noexcept {
   return notices_sent_ - notices_taken_ < peer_->notices;
 }
 
-/// Under the lock: one call to the NIC with the batch's next requests, over a lane that has room. What
-/// it carried of the batch is in the lane's books.
+/// Under the lock: posts the batch's next requests in one call, on a lane that has room, and
+/// records them in `lane.posted`. Returns their number.
 result<std::uint32_t> rdma_link::post_chain(std::size_t lane_number, batch_in_flight& batch) {
   auto& lane = lanes_[lane_number];
   const auto& rail = *fabric_.rails[lane.rail];
@@ -210,7 +210,7 @@ result<std::uint32_t> rdma_link::post_chain(std::size_t lane_number, batch_in_fl
       options_.post_batch_size > 0 ? static_cast<std::uint32_t>(options_.post_batch_size)
                                    : requests_at_once,
       requests_at_once);
-  // 12 KiB, of which few are written: not worth to be cleared each time.
+  // 12 KiB, of which little is used; do not clear it each time.
   // NOLINTBEGIN(cppcoreguidelines-pro-type-member-init)
   std::array<ibv_send_wr, requests_at_once> works;
   std::array<std::array<ibv_sge, max_runs>, requests_at_once> runs;
@@ -240,7 +240,7 @@ result<std::uint32_t> rdma_link::post_chain(std::size_t lane_number, batch_in_fl
     work.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
     work.wr.rdma.remote_addr = run.address;
     work.wr.rdma.rkey = place->remote->key_at(run.address - place->remote->address, lane_number);
-    // The processor copies what goes inline, and does not reach the memory of a device.
+    // The processor copies inline data, and cannot read device memory.
     if (write && run.bytes <= lane.pair->inline_bytes() &&
         place->local->kind() == memory_kind::host) {
       work.send_flags |= IBV_SEND_INLINE;
@@ -272,7 +272,7 @@ result<std::uint32_t> rdma_link::post_chain(std::size_t lane_number, batch_in_fl
   }
   ibv_send_wr* bad = nullptr;
   if (const int why = ::ibv_post_send(lane.pair->get(), works.data(), &bad); why != 0) {
-    // Nobody knows what the NIC took: the link ends, and with it all of them.
+    // How many requests the NIC accepted is unknown: the link ends, and with it all of them.
     batch.outstanding += static_cast<std::uint32_t>(lane.posted.size() - first);
     return refused_by_nic(why);
   }
@@ -282,7 +282,7 @@ result<std::uint32_t> rdma_link::post_chain(std::size_t lane_number, batch_in_fl
   return count;
 }
 
-/// Under the lock. True: the target will hear of the batch, if it is to.
+/// Under the lock. Returns whether the notice, if the batch has one, is posted completely.
 result<bool> rdma_link::post_notices(batch_in_flight& batch) {
   if (!batch.has_notice() || batch.told) return true;
   if (batch.lanes == 0) {
@@ -321,7 +321,7 @@ result<bool> rdma_link::post_notices(batch_in_flight& batch) {
   return true;
 }
 
-/// Under the lock: the batch has its outcome.
+/// Under the lock: removes the batch and queues its outcome for the sink.
 void rdma_link::finish(batch_in_flight& batch) {
   const auto slot = batch.slot;
   const auto ended = std::move(active_[slot]);

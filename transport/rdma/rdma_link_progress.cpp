@@ -8,21 +8,21 @@
 
 #include "troupe/transport/rdma/rdma_link.hpp"
 
-// What the completion queues say, and what the peer's messages mean.
+// Handles completions and the peer's messages.
 
 namespace troupe::transport::rdma {
 
 namespace {
 
 constexpr int completions_at_once = 32;
-/// Rounds over one queue before other links have their turn.
+/// Polling rounds of one queue before other links have their turn.
 constexpr int rounds_at_once = 4;
-/// Of polls that find nothing, every so many let the engine have a round.
+/// One in this many polls that find nothing runs a round of the engine.
 constexpr std::uint32_t polls_per_round = 8;
-/// Messages' buffers that are posted again in one call: few of all, so that the peer hardly ever runs
-/// out of credits for them.
+/// Message buffers posted again in one call: a small part of all, so that the peer rarely runs out
+/// of credits.
 constexpr std::size_t buffers_released_at_once = message_channel::buffers / 8;
-/// Between the end of a process's memory and that of its queue pairs.
+/// How long a dying process may take between losing its memory and its queue pairs.
 constexpr std::chrono::milliseconds time_to_die{200};
 constexpr std::size_t max_gathered = 65'536;
 constexpr std::size_t max_gathered_bytes = std::size_t{64} << 20;
@@ -38,7 +38,7 @@ std::optional<transfer_id> transfer_in(std::span<const std::byte> payload) {
 
 bool rdma_link::poll() {
   if (drain()) return true;
-  // The engine looks at this link once more, and at the clock: not worth it each time.
+  // A round of the engine polls this link again and reads the clock: too costly each time.
   if (idle_polls_.fetch_add(1, std::memory_order_relaxed) % polls_per_round != 0) return false;
   if (gone_.load(std::memory_order_acquire)) {
     const std::lock_guard lock{mutex_};
@@ -66,17 +66,18 @@ bool rdma_link::before_sleep() {
   for (const auto& queue : completions_) queue->arm();
   reading_.store(false, std::memory_order_release);
   if (drain()) return false;
-  // Who polls beside this thread may take what rang no bell, and leaves the answers to it.
+  // A thread polling concurrently may have taken completions without an event, and leaves the
+  // answers to this thread.
   return !reading_.load(std::memory_order_acquire) && !answers_due_.load(std::memory_order_acquire);
 }
 
-/// True: something was done.
+/// Returns whether it made progress.
 bool rdma_link::drain() {
   if (gone_.load(std::memory_order_acquire)) return false;
-  // What arrives early waits until this end can answer it.
+  // Early messages wait until this end can answer.
   if (joining_.load(std::memory_order_acquire)) return false;
   if (reading_.exchange(true, std::memory_order_acq_rel)) return false;
-  if (joining_.load(std::memory_order_acquire)) {  // it began meanwhile
+  if (joining_.load(std::memory_order_acquire)) {  // joining began in the meantime
     reading_.store(false, std::memory_order_release);
     return false;
   }
@@ -95,7 +96,7 @@ bool rdma_link::drain() {
 }
 
 bool rdma_link::take_completions(completion_queue& from) {
-  // Written by the device; most often by far none of it is.
+  // Filled by the device, and usually left empty; do not clear it.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   std::array<ibv_wc, completions_at_once> done;
   bool any = false;
@@ -110,7 +111,7 @@ bool rdma_link::take_completions(completion_queue& from) {
   return any;
 }
 
-/// After a turn of completions: posts what there is room for now.
+/// Ends a turn of completions: posts what there is room for now.
 void rdma_link::end_turn() {
   std::unique_lock lock{mutex_};
   if (!messages_ || state_ == link_phase::opened) return;
@@ -120,13 +121,14 @@ void rdma_link::end_turn() {
     read_.clear();
   }
   if (std::exchange(hello_failed_, false) && state_ == link_phase::connecting) {
-    read_.clear();  // it begins again, with all buffers
+    read_.clear();  // `begin_again` posts all buffers
     if (auto ok = begin_again(lock); !ok && !failed_) failed_ = ok.error();
     return;
   }
   if (state_ == link_phase::up) {
     if (auto ok = pump(); !ok && !failed_) failed_ = ok.error();
-    // Also those that found no credits before, and behind which only a refusal went.
+    // Answers may also be due because credits had run out, or because only a refusal was sent
+    // since.
     if (messages_->unanswered(landed_) != 0) answers_due_.store(true, std::memory_order_release);
   } else {
     static_cast<void>(flush());
@@ -135,7 +137,7 @@ void rdma_link::end_turn() {
 
 /// Under the lock.
 result<void> rdma_link::flush() {
-  // Any message that goes out meanwhile tells the peer as well.
+  // Below these limits no answer is sent: any other message carries the counts as well.
   if (messages_->untold(taken_) >= depth_ / 2 + 1 ||
       messages_->unanswered(landed_) >= max_small_unanswered / 4) {
     return answer();
@@ -143,14 +145,15 @@ result<void> rdma_link::flush() {
   return messages_->flush(counts());
 }
 
-/// Under the lock: tells the peer how far this end is, unless a message is about to.
+/// Under the lock: sends the counts to the peer, in a message of their own if no other waits.
 result<void> rdma_link::answer() {
   if (!messages_->any_waits()) messages_->put(message_kind::credit, {});
   return messages_->flush(counts());
 }
 
-/// Tells the peer that its small batches landed, where nothing went out since that could have: whoever
-/// got a frame often answers it, from the callback or as soon as it returns, and that says it for free.
+/// Tells the peer that its small batches landed, if no message sent since has. The receiver of a
+/// frame often answers it, in the callback or right after, and that message carries the counts for
+/// free.
 void rdma_link::answer_what_is_owed() {
   const std::lock_guard lock{mutex_};
   answers_due_.store(false, std::memory_order_relaxed);
@@ -185,11 +188,11 @@ void rdma_link::take_failure(const ibv_wc& done) {
   goodbye_due_ = false;
   if (state_ == link_phase::broken || state_ == link_phase::closed) return;
   if (state_ == link_phase::connecting) {
-    // The acceptor may not be there yet; the deadline decides.
+    // The acceptor may not be ready yet; retry until the deadline.
     if (done.status != IBV_WC_WR_FLUSH_ERR) hello_failed_ = true;
     return;
   }
-  // What is flushed was only behind what failed.
+  // A flushed request only follows the one that failed.
   if ((failed_ || refused_) && done.status == IBV_WC_WR_FLUSH_ERR) return;
   if (done.status == IBV_WC_REM_ACCESS_ERR && !failed_) {
     if (refused_) return;
@@ -239,7 +242,7 @@ void rdma_link::take_notice(std::size_t lane, std::uint32_t sequence) {
   if (auto ok = gather(sequence); !ok && !failed_) failed_ = ok.error();
 }
 
-/// Within `reading_`: delivers the frame of a batch that has arrived whole.
+/// Within `reading_`: delivers the frame of a batch once all of it has arrived.
 result<void> rdma_link::gather(std::uint32_t sequence) {
   if (gathered_.size() > max_gathered || gathered_bytes_ > max_gathered_bytes) {
     return against_protocol("it left too many batches incomplete");
@@ -271,7 +274,7 @@ void rdma_link::take_message(std::uint32_t buffer, std::uint32_t bytes) {
       small = take_small(message->payload);
     }
   }
-  // Of a batch and the peer's answer to it, the outcome comes first.
+  // Deliver a batch's outcome before a frame with which the peer answers the batch.
   if (first) {
     sink_.end(std::move(*first));
   } else {
@@ -287,7 +290,7 @@ void rdma_link::take_message(std::uint32_t buffer, std::uint32_t bytes) {
   if (ok) read_.push_back(buffer);
 }
 
-/// Under the lock: what every message says besides its own matter.
+/// Under the lock: handles the header fields that every message carries.
 result<arrival> rdma_link::take_header(std::uint32_t buffer, std::uint32_t bytes,
                                        std::optional<completion>& first) {
   auto message = messages_->received(buffer, bytes);
@@ -336,7 +339,7 @@ result<void> rdma_link::act_on(const arrival& message) {
     case message_kind::hello: return on_hello(message.payload);
     case message_kind::credit:
     case message_kind::refused:
-    case message_kind::small: return {};  // done, under the lock
+    case message_kind::small: return {};  // handled under the lock
     case message_kind::bye:
       if (!failed_) failed_ = troupe::error{errc::link_broken, "the peer closed the link"};
       return {};

@@ -7,7 +7,7 @@
 #include "troupe/transport/rdma/rdma_link.hpp"
 #include "troupe/transport/rdma/small_batch.hpp"
 
-// Writes of few bytes that go in the message of their notice (small_batch.hpp): both sides.
+// Small batches (small_batch.hpp), on both sides.
 
 namespace troupe::transport::rdma {
 
@@ -15,7 +15,7 @@ namespace troupe::transport::rdma {
 
 namespace {
 
-/// Lets go of the regions on every way out.
+/// Releases the regions on every exit path.
 struct emptied_later {
   explicit emptied_later(std::vector<placed_piece>& of) : places{of} {}
   ~emptied_later() { places.clear(); }
@@ -26,14 +26,14 @@ struct emptied_later {
 
 }  // namespace
 
-/// False: it is none, for a processor does not reach all of its memory.
+/// Returns false if this is no small batch: a processor does not reach all of its memory.
 result<bool> rdma_link::post_small(const batch& work, std::uint32_t bytes) {
-  // Of which most often a few dozen bytes are written.
+  // Usually only a few dozen bytes are used; do not clear it.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   std::array<std::byte, message_channel::max_payload> buffer;
   std::optional<troupe::error> broken;
   {
-    // Whoever fences waits until the local memory was read, or comes first.
+    // A fence either waits for the lock until the local memory was read, or comes first.
     const std::lock_guard lock{mutex_};
     const emptied_later places{small_places_};
     std::optional<troupe::error> refused;
@@ -99,8 +99,8 @@ void rdma_link::put_outcome(const small_flight& flight, std::optional<troupe::er
   sink_.put(conclude(flight, std::move(why)));
 }
 
-/// Under the lock: what a message says about our small batches. `first`: an outcome of them that the
-/// sink is to be told next (`sink_queue::end`). `unauthorized`: of more than there are.
+/// Under the lock: handles a message's answers to our small batches. Sets `first` to an outcome
+/// that the caller must pass to `sink_queue::end`. `unauthorized`: more answers than small batches.
 result<void> rdma_link::take_answers(const arrival& message, std::optional<completion>& first) {
   const auto answered = message.header.landed - small_answered_;
   const bool refused = message.header.kind == static_cast<std::uint8_t>(message_kind::refused);
@@ -119,7 +119,7 @@ result<void> rdma_link::take_answers(const arrival& message, std::optional<compl
     small_sent_.pop_front();
     if (flight.given_up) continue;
     auto outcome = conclude(flight, left == 1 ? std::exchange(why, std::nullopt) : std::nullopt);
-    // One that nothing waits before needs no place in the queue, nor the queue's lock.
+    // With nothing queued before it, an outcome needs no place in the queue, nor the queue's lock.
     if (!first && sink_.try_begin()) {
       first = std::move(outcome);
     } else {
@@ -130,7 +130,7 @@ result<void> rdma_link::take_answers(const arrival& message, std::optional<compl
   return {};
 }
 
-/// Under the lock: those that were not sent end here.
+/// Under the lock: ends the transfer's small batches that were not sent.
 void rdma_link::cancel_small(transfer_id transfer, const troupe::error& why) {
   std::erase_if(small_waiting_, [&](const waiting_small& one) {
     if (one.flight.transfer != transfer) return false;
@@ -140,7 +140,7 @@ void rdma_link::cancel_small(transfer_id transfer, const troupe::error& why) {
   });
 }
 
-/// Under the lock: those whose target has not answered are waited for no longer.
+/// Under the lock: ends the transfer's small batches that the target has not answered.
 void rdma_link::abandon_small(transfer_id transfer, const troupe::error& why) {
   for (auto& flight : small_sent_) {
     if (flight.given_up || flight.transfer != transfer) continue;
@@ -149,7 +149,7 @@ void rdma_link::abandon_small(transfer_id transfer, const troupe::error& why) {
   }
 }
 
-/// Under the lock: the link ends.
+/// Under the lock: ends all small batches, since the link ends.
 void rdma_link::end_small(const troupe::error& why) {
   for (const auto& flight : std::exchange(small_sent_, {})) {
     if (!flight.given_up) put_outcome(flight, why);
@@ -160,7 +160,7 @@ void rdma_link::end_small(const troupe::error& why) {
   }
 }
 
-/// Under the lock: whether the peer has some of it that it has not answered.
+/// Under the lock: whether the transfer has small batches that the peer has not answered.
 bool rdma_link::small_under_way(transfer_id transfer) const {
   return std::ranges::any_of(small_sent_, [&](const small_flight& flight) {
     return flight.transfer == transfer && !flight.given_up;
@@ -169,8 +169,9 @@ bool rdma_link::small_under_way(transfer_id transfer) const {
 
 // -- the peer's
 
-/// Within `reading_` and under the lock, which a fence waits for: what is answered after it is refused,
-/// and nothing of what still lies in the buffers lands. The frame to be delivered, or none.
+/// Within `reading_` and under the lock, which a fence takes as well: small batches handled after
+/// the fence are refused, also those already in the buffers. Returns the frame to deliver, or an
+/// empty one.
 result<std::span<const std::byte>> rdma_link::take_small(std::span<const std::byte> payload) {
   auto batch = small_batch::decode(payload);
   if (!batch) return fail(std::move(batch).error());
@@ -185,7 +186,7 @@ result<std::span<const std::byte>> rdma_link::take_small(std::span<const std::by
   return against_protocol("it goes on with small writes and takes no answers");
 }
 
-/// Under the lock: all of it, or nothing.
+/// Under the lock: lands all bytes of the batch, or none.
 result<void> rdma_link::land(const small_batch& batch) {
   const given_grant* grant = nullptr;
   for (std::size_t i = 0; i < batch.runs(); ++i) {

@@ -13,49 +13,51 @@
 
 namespace troupe::transport::rdma {
 
-/// A write of few bytes whose target is to be told goes whole in the message of its notice, and the
-/// target's link, not its NIC, puts the bytes where they belong: after it has checked them against its
-/// own grants, and before it delivers the frame.
+/// A small batch is a write of few bytes with a notice. Its bytes travel in the message of the
+/// notice, and the target's link, not its NIC, puts them in place: after checking them against its
+/// own grants, and before delivering the frame.
 ///
-/// Why. A one-sided write and its notice are two requests on two queue pairs, and the target needs both
-/// before it can go on. A write with immediate data would be one, but carries 32 bits, and a frame is
-/// any bytes: it fits only frames that the target knows already. One SEND carries both, and a copy of
-/// a kilobyte costs either processor less than a second request.
+/// Why: a one-sided write and its notice are two requests on two queue pairs, and the target needs
+/// both before it can go on. A write with immediate data would be one request, but carries only 32
+/// bits, and a frame is any bytes. One SEND carries both, and copying a kilobyte costs either
+/// processor less than a second request.
 ///
-/// What it may be: between 1 and `max_small_bytes` bytes in all, in as many runs of remote memory as fit
-/// beside them in one message, from and to memory that the processors reach (`grant_key::host`).
-/// Everything else goes one-sided. It needs no keys to its grants: no NIC asks for them.
+/// A small batch has between 1 and `max_small_bytes` bytes in all, in as many runs of remote memory
+/// as fit beside them in one message, from and to memory that the processors reach
+/// (`grant_key::host`). Everything else goes one-sided. It needs no keys to its grants, since no
+/// NIC checks them.
 ///
-/// Its bytes are read when it is posted, also if it must wait until it is sent.
+/// Its bytes are copied when it is posted, even if it is sent later.
 ///
-/// It is answered by count (`message_header::landed`), or by a `refused` message. Its completion waits
-/// for that answer, which goes out in the target's first round that finds nothing to do: only the
-/// target knows whether the bytes landed. One that was given up unanswered may land later, until its
-/// target fences the transfer: the local memory was left when it was posted.
+/// The target answers by count (`message_header::landed`) or with a `refused` message, at the
+/// latest in its first polling round that finds nothing to do. The completion waits for that
+/// answer: only the target knows whether the bytes landed. A small batch that was given up
+/// unanswered may land later, until its target fences the transfer; the local memory is not read
+/// again after posting.
 ///
-/// In a message: a `head`, the bytes of all runs, the runs, the frame.
+/// Message layout: a `head`, the bytes of all runs, the runs, the frame.
 inline constexpr std::uint32_t max_small_bytes = 1024;
-/// Small batches that an initiator has under way unanswered, at most.
+/// The most unanswered small batches of an initiator.
 inline constexpr std::size_t max_small_unanswered = 256;
 
-/// Bytes of one run of memory of the target, as they lie in the message.
+/// One run of the target's memory, as laid out in the message.
 struct small_run {
   std::uint64_t grant{0};
-  std::uint64_t offset{0};  ///< of the grant's region
+  std::uint64_t offset{0};  ///< in the grant's region
   std::uint32_t bytes{0};
   std::uint32_t unused{0};
 };
 
-/// A small batch as it arrived; a view of the message.
+/// A received small batch; a view of its message.
 class small_batch {
  public:
-  /// `unauthorized`: lengths that are not those of the message.
+  /// `unauthorized`: the lengths do not match the message.
   [[nodiscard]] static result<small_batch> decode(std::span<const std::byte> payload);
 
   [[nodiscard]] transfer_id transfer() const noexcept { return transfer_; }
   [[nodiscard]] std::size_t runs() const noexcept { return runs_.size() / sizeof(small_run); }
   [[nodiscard]] small_run run(std::size_t index) const noexcept;
-  /// Those of all runs, one after the other: as many as the runs say together.
+  /// The bytes of all runs, concatenated; the size is the sum of the runs'.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::span<const std::byte> frame() const noexcept { return frame_; }
 
@@ -64,18 +66,18 @@ class small_batch {
   std::span<const std::byte> bytes_, runs_, frame_;
 };
 
-/// How many bytes the batch moves, if by its notice and its sizes it may go in a message of `room` bytes;
-/// else 0. Of whose memory they are it does not ask, nor whether its segments are right.
+/// The number of bytes of the batch if its notice and its sizes allow it to go in a message of
+/// `room` bytes, otherwise 0. Checks neither the kind of memory nor the segments.
 [[nodiscard]] std::uint32_t small_bytes_of(const batch& work, std::size_t room) noexcept;
 
-/// Writes the message of a batch of so many `small_bytes_of`.
+/// Writes the message of a small batch.
 class small_writer {
  public:
-  /// `into`: at least the room that was asked for.
+  /// `bytes` is what `small_bytes_of` returned; `into` has at least the `room` passed to it.
   small_writer(std::uint32_t bytes, std::span<std::byte> into) noexcept;
-  /// The next piece's bytes from `local`, its region, to the peer's memory under `grant`.
+  /// Adds the next piece: bytes from `local`, its region, to the peer's memory under `grant`.
   void add(std::span<const segment> segments, const std::byte* local, std::uint64_t grant) noexcept;
-  /// After all pieces: the whole message, a part of `into`.
+  /// Completes the message after all pieces. Returns it, a part of `into`.
   [[nodiscard]] std::span<const std::byte> end(transfer_id transfer,
                                                std::span<const std::byte> frame) noexcept;
 
@@ -87,21 +89,21 @@ class small_writer {
   std::byte* run_at_;
 };
 
-/// One that was posted and has no outcome yet.
+/// A posted small batch that the peer has not answered yet.
 struct small_flight {
   batch_id id;
   transfer_id transfer;
   std::uint32_t bytes{0};
-  std::uint32_t segments{0};  ///< of all its pieces
-  bool given_up{false};       ///< it has its outcome, and only its answer is still to come
+  std::uint32_t segments{0};  ///< in all its pieces
+  bool given_up{false};       ///< has its outcome already; only the answer is missing
 
-  /// `why` it did not land, if it did not.
+  /// `why` it did not land; empty if it landed.
   [[nodiscard]] completion outcome(std::optional<troupe::error> why) const;
 };
 
-/// Why a small batch was refused, as `refused` carries it.
+/// The payload of a `refused` message: why a small batch was refused.
 [[nodiscard]] std::vector<std::byte> encode_refusal(const troupe::error& why);
-/// `unauthorized`: not a refusal.
+/// `unauthorized`: the payload is not a refusal.
 [[nodiscard]] result<troupe::error> decode_refusal(std::span<const std::byte> payload);
 
 }  // namespace troupe::transport::rdma

@@ -7,10 +7,11 @@
 #include <infiniband/verbs.h>
 #include <sys/types.h>
 
-// What the headers of libibverbs declare, defined here: each function hands on to the library's own, found by its
-// name. Inline functions of the headers and of the drivers go on to call each other directly.
-// Nobody outside of this program sees these: the library's own references are not theirs. Weak, since tests have
-// functions of these names that stand before the library's.
+// Definitions of the functions that libibverbs' headers declare. Each forwards to the library's own
+// function, found by its name. Inline functions of the headers and of the drivers still call each
+// other directly. The definitions are not visible outside of this program, so the library's own
+// references do not resolve to them. They are weak so that functions of the same names in tests
+// take precedence.
 
 #undef ibv_get_device_list
 #undef ibv_query_port
@@ -31,7 +32,7 @@ struct opened_library {
   }
 };
 
-/// Never closed: its drivers have threads and handlers of their own.
+/// Never closed: the library's drivers have threads and handlers of their own.
 const opened_library& library() {
   static const opened_library opened;
   return opened;
@@ -43,7 +44,8 @@ Function* function(const char* name) {
                                      : reinterpret_cast<Function*>(::dlsym(library().handle, name));
 }
 
-/// Of a function that this release of the library does not have, or that nobody can call without a device.
+/// Result of a function that this release of the library lacks, or that nobody can call without a
+/// device.
 template <class Result>
 Result absent() {
   errno = EOPNOTSUPP;

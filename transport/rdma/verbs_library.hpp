@@ -5,8 +5,8 @@
 
 namespace troupe::transport::rdma {
 
-/// libibverbs is opened by the first call of it, so that one binary serves hosts with and without RDMA. Why it
-/// cannot be opened here; nothing: it is open. Thread-safe.
+/// Why libibverbs cannot be opened on this host. Empty if it is open. The first call into the
+/// library opens it, so one binary serves hosts with and without RDMA. Thread-safe.
 [[nodiscard]] std::optional<std::string> why_no_verbs();
 
 }  // namespace troupe::transport::rdma

@@ -24,7 +24,7 @@ static_assert(sizeof(offer_payload) <= link_offer::max_payload);
 static_assert(std::is_trivially_copyable_v<grant_key>);
 static_assert(sizeof(grant_key) <= remote_grant::max_key_size);
 
-/// What `grant_keys` begins with on the wire; the keys follow.
+/// The header of `grant_keys` on the wire; the keys follow.
 struct keys_header {
   std::uint64_t grant{0}, transfer{0}, address{0}, begin{0}, end{0}, piece_bytes{0};
   std::uint16_t lanes{0};

@@ -10,29 +10,30 @@
 #include "troupe/transport/rdma/memory_keys.hpp"
 #include "troupe/transport/types.hpp"
 
-/// What the two ends of an `rdma` link say to each other, besides the bytes that they move. All
-/// numbers little-endian, as the structures lie in memory.
+/// The protocol between the two ends of an `rdma` link, besides the bytes that they move. All
+/// numbers are little-endian, laid out as the structures in memory.
 ///
-/// An offer (in an actor message) names the queue pairs: one for messages, and `lanes` for bytes.
-/// Messages are SENDs of one `message_header` and its payload; a longer payload goes in parts, all
-/// but the last with `flag_more`. The receiver gives a credit back for each buffer that it posts
-/// again; a sender keeps one credit for a message that only gives credits back, so that two full
-/// queues cannot wait for each other.
+/// An offer (in an actor message) names the queue pairs: one for messages, and `lanes` for bytes. A
+/// message is a SEND of a `message_header` and its payload; a longer payload is sent in parts, all
+/// but the last with `flag_more`. The receiver returns a credit for each buffer that it posts
+/// again. A sender reserves one credit for a message that only returns credits, so two full queues
+/// cannot wait for each other.
 ///
-/// A write whose target is to be told goes as writes, the last of each lane with immediate data (the
-/// batch's number), and a `notice` with the same number, which says over how many lanes the batch went. The
-/// target delivers the notice's frame when that many immediates and the notice are there: whatever
-/// came before an immediate on its lane has landed (InfiniBand Architecture, 9.5 and 9.6: ordering
-/// within a reliable connection).
+/// A write with a notice is sent as writes, the last on each lane with immediate data (the batch's
+/// number), and a `notice` with the same number and the number of lanes used. The target delivers
+/// the notice's frame once that many immediates and the notice have arrived: everything before an
+/// immediate on its lane has then landed (InfiniBand Architecture, 9.5 and 9.6: ordering within a
+/// reliable connection).
 ///
-/// A write of few bytes that the target is to be told of is one message, `small` (small_batch.hpp). Each
-/// message says how many of those were answered so far; one that the target does not carry out is
-/// answered by `refused`, which no answer to a later one overtakes.
+/// A write of few bytes with a notice is one `small` message (small_batch.hpp). Every message
+/// carries the number of small batches handled so far. A small batch that the target does not carry
+/// out is answered by `refused`, which no answer to a later one overtakes.
 ///
-/// No NIC touches memory before its owner has said `keys`: a grant travels some other way and names only
-/// itself; the keys follow (or precede it) as soon as the owner's NIC has opened the memory. `revoke`
-/// takes them back, with all of a transfer's: the initiator stops, waits for what is under way, and says
-/// `revoked`. An owner with memory windows does not depend on that answer.
+/// No NIC accesses memory before the owner has sent `keys`: a grant travels outside the link and
+/// only names itself; the keys are sent, before or after the grant arrives, as soon as the owner's
+/// NIC has opened the memory. `revoke` takes back all keys of a transfer: the initiator stops,
+/// waits for its requests in flight, and sends `revoked`. An owner with memory windows does not
+/// depend on that answer.
 namespace troupe::transport::rdma {
 
 inline constexpr std::size_t max_lanes = 64;
@@ -43,7 +44,7 @@ struct rail_offer {
   std::array<std::uint8_t, 16> gid{};
   std::uint16_t lid{0};      ///< InfiniBand only
   std::uint8_t mtu{0};       ///< of `ibv_mtu`
-  std::uint8_t ethernet{0};  ///< 1: RoCE
+  std::uint8_t ethernet{0};  ///< 1 for RoCE
   std::uint32_t unused{0};
 };
 
@@ -55,11 +56,11 @@ struct queue_pair_offer {
 };
 
 struct offer_body {
-  token secret{};                    ///< what the peer shows to prove that it has this offer
-  std::uint64_t link{0};             ///< this end's number; grants of it name it
-  std::uint32_t message_buffers{0};  ///< credits that the peer begins with
-  std::uint32_t buffer_bytes{0};     ///< of one message with its header
-  std::uint32_t notices{0};          ///< immediates that may be on their way on one lane
+  token secret{};                    ///< the peer shows it to prove that it has this offer
+  std::uint64_t link{0};             ///< this end's number, named in its grants
+  std::uint32_t message_buffers{0};  ///< the peer's initial credits
+  std::uint32_t buffer_bytes{0};     ///< the most in one message, header included
+  std::uint32_t notices{0};          ///< immediates that may be in flight on one lane
   std::uint8_t outstanding_reads{0};
   std::uint8_t rails{0};
   std::uint8_t lanes{0};
@@ -69,65 +70,65 @@ struct offer_body {
   std::array<queue_pair_offer, max_lanes> lane{};
 
   [[nodiscard]] std::vector<std::byte> encode() const;
-  /// `invalid_config`: not an offer of this version, or numbers that cannot be.
+  /// `invalid_config`: not an offer of this version, or impossible numbers.
   [[nodiscard]] static result<offer_body> decode(std::span<const std::byte> bytes);
 };
 
-/// The `remote_grant::key`: which grant of which link. What opens the memory the link tells the peer
-/// itself, in `grant_keys`.
+/// The `remote_grant::key`: names a grant of a link. The keys that open the memory travel over the
+/// link, in `grant_keys`.
 struct grant_key {
-  std::uint64_t link{0};   ///< the end that gave it
-  std::uint64_t grant{0};  ///< the grant that it belongs to
-  std::uint64_t host{0};  ///< 1: the owner's processor reaches it, too: few bytes may go by message
+  std::uint64_t link{0};   ///< the end that gave the grant
+  std::uint64_t grant{0};  ///< number of the grant
+  std::uint64_t host{0};   ///< 1 if the owner's processor reaches the memory (small batches)
 
   [[nodiscard]] std::vector<std::byte> encode() const;
   [[nodiscard]] static result<grant_key> decode(std::span<const std::byte> bytes);
 };
 
-/// What the target tells of a grant as soon as its NIC lets the peer in: the payload of `keys`. It
-/// may come before or after the grant, which travels some other way; a batch waits for it, but for a
-/// small one. Good until `revoke`.
+/// Payload of `keys`, which the target sends as soon as its NIC has opened the memory of a grant.
+/// It may arrive before or after the grant, which travels outside the link. Batches, except small
+/// ones, wait for it. Valid until `revoke`.
 struct grant_keys {
   std::uint64_t grant{0};
   transfer_id transfer;
-  std::uint64_t address{0};      ///< of the region's first byte at its owner
-  std::uint64_t begin{0};        ///< the first byte of the region that is open, ...
-  std::uint64_t end{0};          ///< ... and the one after the last: all extents lie between
-  std::uint64_t piece_bytes{1};  ///< the region is registered in pieces of so many bytes
+  std::uint64_t address{0};      ///< of the region's first byte in its owner's process
+  std::uint64_t begin{0};        ///< offset of the first open byte of the region, ...
+  std::uint64_t end{0};          ///< ... and past the last; all extents lie between
+  std::uint64_t piece_bytes{1};  ///< size of the pieces that the region is registered in
   access rights{access::read};
   std::uint16_t lanes{0};
-  /// One per lane and piece from `begin` to `end`: those of a piece together.
+  /// One per lane and piece from `begin` to `end`; the keys of a piece are adjacent.
   std::vector<std::uint32_t> keys;
 
   static constexpr std::size_t max_keys = 65'536;
 
-  /// Pieces from `begin` to `end`.
+  /// The number of pieces from `begin` to `end`.
   [[nodiscard]] std::uint64_t pieces() const noexcept {
     return end == begin ? 0 : (end - 1) / piece_bytes - begin / piece_bytes + 1;
   }
-  /// Whether all that is open is of one piece.
+  /// Whether all open bytes are in one piece.
   [[nodiscard]] bool in_one() const noexcept { return keys.size() == lanes; }
-  /// Of the byte at `offset` of the region, which is open.
+  /// The key for the byte at `offset` of the region, which must be open.
   [[nodiscard]] std::uint32_t key_at(std::uint64_t offset, std::size_t lane) const noexcept {
     if (in_one()) return keys[lane];
     return keys[(offset / piece_bytes - begin / piece_bytes) * lanes + lane];
   }
   [[nodiscard]] std::vector<std::byte> encode() const;
-  /// `unauthorized`: numbers that cannot be.
+  /// `unauthorized`: impossible numbers.
   [[nodiscard]] static result<grant_keys> decode(std::span<const std::byte> bytes);
 };
 
 enum class message_kind : std::uint8_t {
-  hello = 1,  ///< payload: the receiver's token. Dialer first; the acceptor answers
+  hello = 1,  ///< payload: the receiver's token. The dialer sends first, the acceptor answers
   frame,      ///< a session frame
-  notice,     ///< the frame of the batch `sequence`, which came over `parts` lanes
-  revoke,     ///< payload: transfer. Touch nothing of ours for it any more, then say `revoked`
+  notice,     ///< the frame of batch `sequence`, which went over `parts` lanes
+  revoke,     ///< payload: transfer. The receiver stops using its grants, then sends `revoked`
   revoked,    ///< payload: transfer
   credit,     ///< nothing but the header
   bye,        ///< the link ends here
   keys,       ///< payload: `grant_keys`
   small,      ///< payload: a `small_batch`, its frame included
-  refused,    ///< of the peer's small batch that `landed` counts last; payload: why
+  refused,    ///< of the last of the peer's small batches counted in `landed`; payload: why
 };
 
 inline constexpr std::uint8_t flag_more = 1;
@@ -135,12 +136,12 @@ inline constexpr std::uint8_t flag_more = 1;
 struct message_header {
   std::uint8_t kind{0};
   std::uint8_t flags{0};
-  std::uint16_t bytes{0};     ///< of payload in this part
+  std::uint16_t bytes{0};     ///< payload bytes in this part
   std::uint16_t parts{0};     ///< notice: lanes
   std::uint16_t credits{0};   ///< buffers posted again since the last message
   std::uint32_t sequence{0};  ///< notice: the batch
-  std::uint32_t taken{0};     ///< notices of the peer that were delivered so far, modulo 2^32
-  std::uint32_t landed{0};    ///< its small batches that landed or were refused so far, modulo 2^32
+  std::uint32_t taken{0};     ///< the peer's notices delivered so far, modulo 2^32
+  std::uint32_t landed{0};    ///< the peer's small batches landed or refused so far, modulo 2^32
 };
 static_assert(sizeof(message_header) == 20);
 

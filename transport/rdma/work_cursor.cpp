@@ -7,7 +7,7 @@ namespace troupe::transport::rdma {
 
 namespace {
 
-/// Bytes from `offset` to where the next piece begins.
+/// Bytes from `offset` to the start of the next piece.
 std::uint64_t to_border(std::uint64_t offset, std::uint64_t piece) noexcept {
   return piece == 0 ? std::numeric_limits<std::uint64_t>::max() : piece - offset % piece;
 }

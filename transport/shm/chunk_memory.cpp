@@ -14,8 +14,8 @@ namespace troupe::transport::shm {
 
 namespace {
 
-/// A plain read of memory that somebody else writes may be made twice, and find two values: what was
-/// checked would not be what is used.
+/// The compiler may repeat a plain read, and of memory that the peer writes the second read may
+/// find another value than the one that was checked.
 template <class Number>
 Number read_once(Number& shared) noexcept {
   return std::atomic_ref{shared}.load(std::memory_order_relaxed);
@@ -43,7 +43,7 @@ std::vector<chunk_run> taken_runs(chunk_state& from, std::size_t count,
 chunk_answer taken_answer(chunk_state& from) noexcept {
   chunk_answer said;
   said.status = read_once(from.answer.status);
-  if (said.status == 0) return said;  // there is no sentence
+  if (said.status == 0) return said;  // success has no sentence
   for (std::size_t i = 0; i < said.sentence.size(); ++i) {
     said.sentence[i] = read_once(from.answer.sentence[i]);
   }

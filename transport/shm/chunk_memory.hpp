@@ -12,9 +12,9 @@
 #include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/xgmi/gpu_runtime.hpp"
 
-/// Memory (a sealed memfd, mapped by both ends) by which the initiator moves bytes from and to GPUs of
-/// the target, which it cannot touch: chunks of bytes, each with what is asked and answered of it. Each
-/// end has its own, for what it initiates, from the first such batch on.
+/// Memory (a sealed memfd, mapped by both ends) through which the initiator moves bytes from and to
+/// GPUs of the target, which it cannot access itself: chunks of bytes, each with its request and
+/// its answer. Each end creates one at the first such batch that it initiates.
 ///
 /// | a chunk's | written by    | then told by        |
 /// | --------- | ------------- | ------------------- |
@@ -23,13 +23,14 @@
 /// | bytes     | target        | `answered` (a read) |
 /// | answer    | target        | `answered`          |
 ///
-/// `asked` and `answered` count the requests of the chunk. While they differ the chunk is the target's,
-/// else the initiator's. Whoever tells rings the other's doorbell if that sleeps.
+/// `asked` and `answered` count the requests of the chunk. While they differ the chunk belongs to
+/// the target, else to the initiator. An end that advances a count rings the other's doorbell if
+/// that end sleeps.
 ///
-/// The peer may write anything here at any time, also between two looks at the same number. So each
-/// end reads whatever the other wrote once, number by number (`taken_request`, `taken_runs`,
-/// `taken_answer`), and checks and uses what it has read. Only then has the target a GPU touch anything.
-/// What no honest initiator asks ends the link; what its grant does not permit is refused.
+/// The peer may write anything here at any time, also between two reads of the same number. So each
+/// end reads every number of the other end once (`taken_request`, `taken_runs`, `taken_answer`),
+/// and checks and uses its copy. Only then does the target have a GPU touch memory. A request that
+/// no honest initiator makes ends the link; a request that its grant does not permit is refused.
 namespace troupe::transport::shm {
 
 inline constexpr std::size_t chunk_count = 8;
@@ -44,7 +45,7 @@ struct chunk_run {
 };
 inline constexpr std::size_t max_chunk_runs = 2048;
 
-/// The bytes of the runs lie one behind the other at the chunk's begin.
+/// The bytes of the runs lie back to back from the start of the chunk.
 struct chunk_request {
   std::uint64_t grant{0};
   std::uint64_t transfer{0};
@@ -53,11 +54,11 @@ struct chunk_request {
 };
 
 struct chunk_answer {
-  std::uint32_t status{0};           ///< 0: done; else an `errc`, and nothing is certain
-  std::array<char, 188> sentence{};  ///< of a failure; ended by 0
+  std::uint32_t status{0};           ///< 0: done; else an `errc`, and any bytes may have moved
+  std::array<char, 188> sentence{};  ///< of a failure; zero-terminated
 };
 
-/// A fresh memfd reads as zeros: nothing was asked.
+/// A fresh memfd reads as zeros: no request was made.
 struct chunk_state {
   alignas(64) std::atomic<std::uint64_t> asked;
   chunk_request request;
@@ -72,15 +73,15 @@ struct chunk_memory {
 };
 static_assert(sizeof(chunk_run) == 32 && sizeof(chunk_memory) % 4096 == 0);
 
-// -- what the peer wrote, as it was at one moment: number by number
+// -- copies of what the peer wrote, each number read once
 
 [[nodiscard]] chunk_request taken_request(chunk_state& from) noexcept;
-/// The first `count` runs, at most `max_chunk_runs`, into `into`, whose memory is used again.
+/// The first `count` runs, at most `max_chunk_runs`, in `into`, whose memory is reused.
 [[nodiscard]] std::vector<chunk_run> taken_runs(chunk_state& from, std::size_t count,
                                                 std::vector<chunk_run> into);
 [[nodiscard]] chunk_answer taken_answer(chunk_state& from) noexcept;
 
-/// A mapping of it. Unmapped with its owner, and not inherited by forked children.
+/// A mapping of a `chunk_memory`. Unmapped with its owner, and not inherited by forked children.
 class chunk_area {
  public:
   chunk_area(const chunk_area&) = delete;
@@ -89,10 +90,12 @@ class chunk_area {
 
   /// `pool_exhausted`.
   [[nodiscard]] static result<std::shared_ptr<chunk_area>> create();
-  /// What the peer made, after checking its size and seals. `unauthorized`, `pool_exhausted`.
+  /// Maps the memory that the peer created, after checking its size and seals. `unauthorized`,
+  /// `pool_exhausted`.
   [[nodiscard]] static result<std::shared_ptr<chunk_area>> map(owned_fd fd, std::uint64_t size);
 
-  /// Before a GPU copies from or to the chunks; idempotent. What the driver says against it.
+  /// Must be called before a GPU copies from or to the chunks; idempotent. Returns the driver's
+  /// error.
   [[nodiscard]] result<void> pin(xgmi::gpu_runtime& by, std::uint32_t gpu);
   [[nodiscard]] chunk_state& state(std::size_t index) const noexcept {
     return memory_->states[index];
@@ -100,10 +103,10 @@ class chunk_area {
   [[nodiscard]] std::byte* bytes(std::size_t index) const noexcept {
     return memory_->bytes[index].data();
   }
-  /// As GPUs reach it; once it is pinned.
+  /// The chunk as GPUs address it. Only after `pin`.
   [[nodiscard]] xgmi::pinned_memory pinned(std::size_t index) const noexcept;
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
-  /// What names it at both ends.
+  /// Identifies the memory at both ends.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
 
  private:

@@ -17,7 +17,7 @@ troupe::error revoked() {
   return {errc::grant_revoked, "the grant was revoked, or was never given on this link"};
 }
 
-/// `runs` in the granted region. `out_of_range`.
+/// Converts `runs` to memory of the granted region. `out_of_range`.
 result<void> place(std::span<const chunk_run> runs, const given_grant& grant,
                    std::vector<staging::memory_run>& out) {
   out.clear();
@@ -36,7 +36,7 @@ result<void> place(std::span<const chunk_run> runs, const given_grant& grant,
   return {};
 }
 
-/// Only what fits into a chunk can be in one.
+/// Checks that the runs fit into a chunk.
 result<void> check_sizes(std::span<const chunk_run> runs) {
   std::uint64_t left = chunk_size;
   for (const auto& run : runs) {
@@ -88,7 +88,7 @@ result<chunk_server::news> chunk_server::serve(chunk_area& area) {
   return told;
 }
 
-/// An error is the link's end; what is merely refused is answered.
+/// An error ends the link; a request that is merely refused gets an answer.
 result<void> chunk_server::take(chunk_area& area, std::size_t index) {
   auto& state = area.state(index);
   const auto what = taken_request(state);
@@ -119,7 +119,7 @@ result<void> chunk_server::start(chunk_area& area, std::size_t index, const chun
   const scoped_pin pin{grant->guard};
   if (!pin) return fail(revoked());
   served_[index].grant = grant;
-  // For the copies a write is one into the chunk.
+  // The direction of `start` is relative to the chunk: `write` means into the chunk.
   served_[index].copy = copies_.start(staging::staging_chunk::somebody_elses(area.pinned(index)),
                                       {.dir = writes ? direction::read : direction::write,
                                        .runs = runs_,

@@ -13,16 +13,16 @@
 
 namespace troupe::transport::shm {
 
-/// The target's side of the peer's chunks: takes requests, checks them, has a GPU copy, answers. For one
-/// thread at a time.
+/// The target's side of the peer's chunks: takes requests, checks them, has a GPU copy, and
+/// answers. For one thread at a time.
 ///
 /// | request | on                                          | becomes            |
 /// | ------- | ------------------------------------------- | ------------------ |
-/// | asked   | grant and every range hold                  | copying            |
-/// | asked   | no such grant, another range, right         | answered (refused) |
+/// | asked   | grant and all ranges are valid              | copying            |
+/// | asked   | no such grant, wrong range or rights        | answered (refused) |
 /// | copying | the GPU is done, or fails                   | answered           |
-/// | copying | the same, and the grant is gone meanwhile   | answered (refused) |
-/// | any     | numbers that no honest initiator writes     | the link's end     |
+/// | copying | the same, but the grant was revoked         | answered (refused) |
+/// | any     | numbers that no honest initiator writes     | the link ends      |
 class chunk_server {
  public:
   chunk_server(staging::staged_copies& copies, grant_table& grants)
@@ -30,16 +30,17 @@ class chunk_server {
 
   struct news {
     bool worked{false};
-    bool answered{false};  ///< the peer is to be told
+    bool answered{false};  ///< the peer must be notified
   };
-  /// Takes what was asked and answers what has ended. `unauthorized`: the peer wrote nonsense.
+  /// Takes new requests and answers those whose copies have ended. `unauthorized`: the peer wrote
+  /// nonsense.
   [[nodiscard]] result<news> serve(chunk_area& area);
-  /// Whether something new was asked.
+  /// Whether there is a new request.
   [[nodiscard]] bool asked(const chunk_area& area) const noexcept;
 
  private:
   struct served {
-    std::uint64_t number{0};  ///< of the last request that was taken
+    std::uint64_t number{0};  ///< of the last request taken
     std::shared_ptr<staging::staged_copy> copy;
     std::shared_ptr<given_grant> grant;  ///< of the copy
   };

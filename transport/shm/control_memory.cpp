@@ -82,7 +82,7 @@ result<control_mapping> control_mapping::map(owned_fd fd) {
   if (!at) return fail(std::move(at).error());
   control_mapping made;
   made.fd_ = std::move(fd);
-  // A fresh memfd reads as zeros, which is the initial state of everything in it.
+  // A fresh memfd reads as zeros, which is the initial state of all members.
   made.memory_ = reinterpret_cast<control_memory*>(*at);
   return made;
 }

@@ -16,8 +16,8 @@ void copy_cached(std::span<const copy_run> runs) noexcept {
   for (const auto& run : runs) std::memcpy(run.to, run.from, run.length);
 }
 
-/// Where this thread wrote lately: per page that a run began in, the thread's traffic at that time.
-/// Entries overwrite each other; forgetting one costs a probe.
+/// Where this thread wrote recently: for each page in which a run began, the thread's traffic at
+/// that time. Entries overwrite each other; a lost entry costs one probe.
 class recent_writes {
  public:
   /// Written within this much traffic (loads and stores), a page is still in the last-level cache.
@@ -58,14 +58,14 @@ thread_local recent_writes written_here;
 
 constexpr std::size_t vector_bytes = 32;
 constexpr std::size_t line = 64;
-/// What is loaded before it is stored.
+/// Bytes that are loaded before they are stored.
 constexpr std::size_t step = 4 * vector_bytes;
 /// Runs are cut into strips of a page, and this many strips are copied side by side: their TLB and
 /// row misses overlap, and every strip is a stream of its own to the hardware prefetcher. Measured
 /// on 64 KiB runs against memcpy: 1 strip 1.35, 2 strips 1.15, 4 strips 1.5, 8 strips 1.65.
 constexpr std::size_t strips = 8;
 constexpr std::size_t strip_bytes = 4096;
-/// How much of one strip is copied before the next one has its turn.
+/// How much of one strip is copied before the next strip's turn.
 constexpr std::size_t turn = 2 * step;
 /// A strip shorter than this would cut its neighbours' side-by-side part short.
 constexpr std::size_t shortest_strip = 1024;
@@ -92,14 +92,14 @@ copy_run align(copy_run run) noexcept {
   return {run.to + head, run.from + head, run.length - head};
 }
 
-/// Streams an aligned strip from `done` on; the tail that is no whole step is stored normally.
+/// Streams an aligned strip from `done` on; a tail shorter than a step is stored normally.
 __attribute__((target("avx2"))) void stream_rest(const copy_run& strip, std::size_t done) noexcept {
   const std::size_t whole = strip.length - strip.length % step;
   for (; done < whole; done += step) stream_step(strip.to + done, strip.from + done);
   if (done < strip.length) std::memcpy(strip.to + done, strip.from + done, strip.length - done);
 }
 
-/// Streams aligned strips side by side as far as the shortest goes, then the rest of each.
+/// Streams aligned strips side by side up to the length of the shortest, then the rest of each.
 __attribute__((target("avx2"))) void stream_side_by_side(
     const std::array<copy_run, strips>& group) noexcept {
   std::size_t common = group[0].length;
@@ -144,7 +144,7 @@ void copy_streaming(std::span<const copy_run> runs) noexcept {
   _mm_sfence();
 }
 
-/// Reads one byte where neither the compiler nor a sanitizer has a say: the peer may write there
+/// Reads one byte hidden from the compiler and the sanitizers, since the peer may write it
 /// meanwhile.
 inline void touch(const std::byte* at) noexcept {
   asm volatile("movb (%0), %%al" : : "r"(at) : "rax", "memory");
@@ -161,8 +161,8 @@ std::uint64_t time_load(const std::byte* at) noexcept {
   return end - begin;
 }
 
-/// Half way between a load that hits the nearest cache and one that goes to memory: above the
-/// last-level cache's time and below memory's on every machine where the difference matters.
+/// Half way between the time of a load that hits the nearest cache and of one from memory: above
+/// the last-level cache's time and below memory's on every machine where the difference matters.
 std::uint64_t calibrate() noexcept {
   constexpr std::size_t samples = 31;
   alignas(4096) static std::array<std::byte, samples * 4 * line> buffer{};
@@ -220,8 +220,8 @@ bool copier::destinations_cached(std::span<const copy_run> runs) const noexcept 
       ++hits;
       continue;
     }
-    // The first touch pays for the page walk; the second, of a line of the same page that no
-    // adjacent-line prefetch of the first brings, tells where the data lies.
+    // The first touch pays for the page walk. The second, to a line of the same page that the
+    // adjacent-line prefetch of the first does not load, tells where the data lies.
     const std::size_t at = (run.length - 1) / (samples + 1) * (i + 1);
     const auto page = reinterpret_cast<std::uintptr_t>(run.to + at) & ~std::uintptr_t{4095};
     const auto begin = std::max(page, reinterpret_cast<std::uintptr_t>(run.to));

@@ -6,11 +6,10 @@
 
 /// Copies lists of runs between mapped memory, as fast as one core can.
 ///
-/// A plain `memcpy` is the best there is while the destination lies in a cache. When it does not,
-/// which is the usual case of a KV pool much larger than any cache, two other ways win:
-/// non-temporal stores save reading the destination's lines before overwriting them (a third of all
-/// memory traffic), and runs shorter than a few pages are copied four at a time, so that their TLB
-/// and row misses overlap.
+/// A plain `memcpy` is fastest while the destination lies in a cache. When it does not, the usual
+/// case for a KV pool much larger than any cache, two measures win: non-temporal stores save reading
+/// the destination's lines before overwriting them (a third of all memory traffic), and runs are cut
+/// into strips of a page that are copied eight at a time, so that their TLB and row misses overlap.
 namespace troupe::transport::shm {
 
 struct copy_run {
@@ -19,7 +18,7 @@ struct copy_run {
   std::size_t length;
 };
 
-/// How one group of runs was, or is to be, copied.
+/// How a group of runs was copied, or is to be copied.
 enum class copy_way : std::uint8_t {
   cached,     ///< memcpy
   streaming,  ///< non-temporal stores
@@ -27,26 +26,25 @@ enum class copy_way : std::uint8_t {
 
 class copier {
  public:
-  /// What runs below this sum are never worth asking the caches about.
+  /// Runs with fewer bytes in total are not worth probing the caches.
   static constexpr std::size_t streaming_threshold = std::size_t{64} << 10;
 
-  /// Looks at the processor; calibrates the cache probe once per process (about 20 us).
+  /// Detects the CPU's features; calibrates the cache probe once per process (about 20 us).
   copier() noexcept;
 
-  /// Copies every run; runs must not overlap each other's destinations. Chooses the way by asking
+  /// Copies every run; runs must not overlap each other's destinations. Chooses the way by probing
   /// whether a few lines of the destinations are in a cache. When it returns, every byte is ordered
   /// before later stores of this thread (streaming stores are fenced).
   copy_way copy(std::span<const copy_run> runs) const noexcept;
-  /// The same, with the way chosen by the caller. `streaming` falls back to `cached` where the
-  /// processor has no such stores.
+  /// Copies in the given way. `streaming` falls back to `cached` if the CPU has no such stores.
   void copy(std::span<const copy_run> runs, copy_way way) const noexcept;
 
-  /// Whether most of the sampled destinations were written lately by this thread, or lie in a
-  /// cache. Brings the sampled lines there.
+  /// Whether most of the sampled destinations were recently written by this thread, or lie in a
+  /// cache. Loads the sampled lines into the cache.
   [[nodiscard]] bool destinations_cached(std::span<const copy_run> runs) const noexcept;
 
  private:
-  std::uint64_t cached_below_;  ///< time stamp ticks; 0: nothing is known, never stream
+  std::uint64_t cached_below_;  ///< time stamp ticks; 0: unknown, never stream
 };
 
 }  // namespace troupe::transport::shm

@@ -65,7 +65,7 @@ void job_runner::fill(const copy_job& job, chunk& out, std::size_t max_runs) {
   const auto& piece = job.pieces[job.at.piece];
   const auto& segments = job.work.pieces[job.at.piece].segments;
   std::byte* const local = piece.local->data();
-  // Of a process that is not ours the address is only a number; it is never followed here.
+  // An address in another process is only a number; it is never dereferenced here.
   auto* const remote = reinterpret_cast<std::byte*>(piece.remote_address);
   const bool writing = job.work.dir == direction::write;
   out.count = 0;
@@ -149,7 +149,8 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir,
   const auto ended = [] {
     return fail(errc::peer_lost, "the peer's process has ended; its memory is gone");
   };
-  // Before: its number may be a stranger's by now. After: it was its own all the time.
+  // Checked before the calls, since the pid may have been reused, and after them, which proves that
+  // it was the peer's all the time.
   if (!peer_->alive()) return ended();
   while (first < runs.size()) {
     const auto count = runs.size() - first;
@@ -165,7 +166,7 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir,
       return fail(code, "process_vm_" + std::string{dir == direction::write ? "writev" : "readv"} +
                             " of the peer's memory: " + what_errno(why));
     }
-    // A short transfer ends at a byte: go on from there.
+    // A short transfer may end inside a run: continue from that byte.
     auto left = static_cast<std::size_t>(got);
     moved += left;
     while (first < runs.size() && left >= here[first].iov_len) left -= here[first++].iov_len;

@@ -19,9 +19,9 @@
 
 namespace troupe::transport::shm {
 
-/// What `remote_grant::key` holds for this backend.
+/// The content of `remote_grant::key` for this backend.
 struct grant_key {
-  /// `asked`: of a GPU of its owner, who moves the bytes when it is asked to; it has no slot.
+  /// `asked`: memory of a GPU of the owner, which moves the bytes on request; it has no slot.
   enum class memory : std::uint8_t { mapped = 1, process = 2, asked = 3 };
 
   std::uint32_t slot{0};
@@ -33,7 +33,7 @@ struct grant_key {
   [[nodiscard]] static result<grant_key> decode(std::span<const std::byte> key);
 };
 
-/// One piece of a batch with everything that copying it needs.
+/// One piece of a batch with everything needed to copy it.
 struct job_piece {
   region_use local;
   std::shared_ptr<const mapped_region> mapped;  ///< null: by process_vm_*
@@ -42,7 +42,8 @@ struct job_piece {
   std::uint64_t grant{0};
 };
 
-/// Where the next byte is: piece, segment in it, repetition of the segment, byte in the repetition.
+/// Position of the next byte: piece, segment in it, repetition of the segment, byte in the
+/// repetition.
 struct job_cursor {
   std::size_t piece{0};
   std::size_t segment{0};
@@ -50,7 +51,7 @@ struct job_cursor {
   std::uint64_t offset{0};
 };
 
-/// A batch that the processor copies. One thread at a time works on it (`running`).
+/// A batch that the CPU copies. One thread at a time works on it (`running`).
 struct copy_job final : mapped_job {
   void release_memory() override;
   [[nodiscard]] std::vector<std::uint32_t> unfinished() const override;
@@ -59,16 +60,16 @@ struct copy_job final : mapped_job {
   job_cursor at;
 };
 
-/// Copies chunks of jobs. Stateless but for what it knows of the machine and the peer.
+/// Copies chunks of jobs. Has no state besides its knowledge of the machine and the peer.
 class job_runner {
  public:
-  /// Bytes in one visit of a slot: how long an honest peer's fence may have to wait for us.
+  /// Bytes in one visit of a slot: bounds how long an honest peer's fence waits for us.
   static constexpr std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
   static constexpr std::size_t chunk_runs = 256;
 
   enum class progress : std::uint8_t {
     more,  ///< call again
-    done,  ///< all moved, or `failure` is set
+    done,  ///< everything was moved, or `failure` is set
   };
   struct outcome {
     progress state{progress::more};
@@ -79,8 +80,8 @@ class job_runner {
   job_runner(const peer_process& peer, std::int32_t batch_size) noexcept;
   /// Copies at most one chunk of one piece.
   [[nodiscard]] outcome step(copy_job& job) const;
-  /// Copies runs between memory of ours and the piece's remote region, at most `chunk_runs` of them,
-  /// inside a visit of its slot.
+  /// Copies runs, at most `chunk_runs`, between our memory and the piece's remote region, inside a
+  /// visit of its slot.
   [[nodiscard]] result<void> carry(const job_piece& piece, direction dir,
                                    std::span<const copy_run> runs) const;
 
@@ -102,7 +103,7 @@ class job_runner {
   std::size_t runs_per_call_;
 };
 
-/// What a batch fails with whose grant is gone.
+/// The error of a batch whose grant was revoked.
 [[nodiscard]] troupe::error revoked_by_peer(std::size_t piece);
 
 }  // namespace troupe::transport::shm

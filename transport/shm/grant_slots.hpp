@@ -15,8 +15,8 @@
 
 namespace troupe::transport::shm {
 
-/// The owner's side of the slots of one link: which grant has which slot, and which slots still
-/// have the peer inside. Not thread-safe.
+/// The owner's side of the slots of one link: which grant has which slot, and in which slots the
+/// peer still is. Not thread-safe.
 ///
 /// | slot     | on                  | becomes                                       |
 /// | -------- | ------------------- | --------------------------------------------- |
@@ -33,12 +33,12 @@ class slot_owner {
   /// `overloaded`.
   [[nodiscard]] result<std::uint32_t> give(std::uint64_t id, transfer_id transfer,
                                            region_use memory);
-  /// Revokes every slot of the transfer. True when none of them is draining.
+  /// Revokes every slot of the transfer. Returns whether none of them is draining.
   bool revoke(transfer_id transfer);
   void revoke_all();
-  /// Frees what the peer has left since. True: something was freed.
+  /// Frees the draining slots that the peer has left. Returns whether any was freed.
   bool sweep();
-  /// Nobody can be inside any more: frees all that drains, now and from now on.
+  /// The peer can be in no slot any more: frees all draining slots, now and from now on.
   void peer_is_dead();
 
   /// The transfers that slots over the region were given for.
@@ -59,7 +59,7 @@ class slot_owner {
   std::span<grant_slot> shared_;
   thread_order order_;
   std::vector<record> records_;      ///< as many as slots were ever in use
-  std::vector<std::uint32_t> free_;  ///< used last, first: keeps the touched part of the page small
+  std::vector<std::uint32_t> free_;  ///< most recently used first: keeps the touched part small
   std::vector<std::uint32_t> draining_;
   std::unordered_map<transfer_id, std::vector<std::uint32_t>> by_transfer_;
   std::size_t given_{0};
@@ -82,8 +82,8 @@ class slot_visit {
   }
   explicit operator bool() const noexcept { return entered_; }
 
-  /// Ends the visit. True when the grant was revoked meanwhile: the owner may wait for us and must
-  /// be rung.
+  /// Ends the visit. Returns whether the grant was revoked meanwhile: the owner may wait for us and
+  /// must be rung.
   bool leave() noexcept {
     entered_ = false;
     slot_->busy.fetch_sub(1, std::memory_order_seq_cst);

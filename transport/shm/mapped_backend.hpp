@@ -14,9 +14,9 @@
 
 namespace troupe::transport::shm {
 
-/// A backend whose links join two processes of one host: all but how the bytes move, as
-/// `mapped_link` is of its links. Keeps the listener where they meet, and tells every link of a
-/// region that is deregistered.
+/// Base of the backends whose links (`mapped_link`) join two processes of one host: everything
+/// except how the bytes move. Owns the listener at which the processes meet, and tells every link
+/// of each deregistered region.
 class mapped_backend : public backend {
  public:
   [[nodiscard]] result<std::shared_ptr<link>> open(const link_options& options,
@@ -26,18 +26,19 @@ class mapped_backend : public backend {
  protected:
   explicit mapped_backend(backend_context& context) : context_{context} {}
 
-  /// Listens, or notes why not. Called once, at the end of the leaf's constructor.
+  /// Listens, or records why it cannot. Called once, at the end of the leaf's constructor.
   void start();
-  /// No region's end is told any more. Called first in the destructor of a leaf that is told of it.
+  /// Stops the notifications of deregistered regions. Called first in the destructor of a leaf that
+  /// overrides `on_removed`.
   void close();
 
   [[nodiscard]] virtual std::shared_ptr<mapped_link> make(const link_options& options,
                                                           std::shared_ptr<link_sink> sink) = 0;
-  /// Before its links hear of it.
+  /// Called before the links are told.
   virtual void on_removed(region_id region) { static_cast<void>(region); }
 
   backend_context& context_;
-  std::shared_ptr<shm_listener> listener_;  ///< null: `why_not_` says why
+  std::shared_ptr<shm_listener> listener_;  ///< null if it could not be started; see `why_not_`
   std::string why_not_;
 
  private:
@@ -46,7 +47,7 @@ class mapped_backend : public backend {
   std::uint64_t removals_{0};
   std::mutex mutex_;
   using link_list = std::vector<std::weak_ptr<mapped_link>>;
-  /// Replaced and never changed: whoever goes through them needs neither the lock nor memory for that.
+  /// Replaced, never changed: a thread can iterate over it without the lock and without a copy.
   std::shared_ptr<const link_list> links_{std::make_shared<link_list>()};
 };
 

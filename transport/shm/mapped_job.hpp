@@ -14,7 +14,7 @@
 
 namespace troupe::transport::shm {
 
-/// A batch on its way over a `mapped_link`. What it is besides knows the leaf that moves its bytes.
+/// A batch in flight on a `mapped_link`. The leaf that moves its bytes derives its own kind of job.
 struct mapped_job {
   mapped_job() = default;
   mapped_job(const mapped_job&) = delete;
@@ -34,8 +34,8 @@ struct mapped_job {
   std::atomic<bool> cancelled{false};
 };
 
-/// A job of the kind that carries the batch out, with what `prepare_piece(work, index)` says of each
-/// piece. Where that fails, the batch is still the caller's.
+/// Makes a job for the batch, with the result of `prepare_piece(work, index)` for each piece. If a
+/// piece fails, the batch still belongs to the caller.
 template <class Job, class PreparePiece>
 [[nodiscard]] result<std::shared_ptr<Job>> make_job(batch& work, PreparePiece prepare_piece) {
   auto job = std::make_shared<Job>();

@@ -14,14 +14,14 @@ namespace troupe::transport::shm {
 
 namespace {
 
-/// A caller that polls looks at its ring in every call. What only the kernel knows (other links,
-/// timers, a peer that died) it looks at when this many calls found nothing and this time has
-/// passed: one such look takes as long as fifty of the others.
+/// A caller that polls looks at its ring in every call. It enters the kernel (for other links,
+/// timers, a dead peer) only after this many calls found nothing and this time has passed, since
+/// that takes as long as fifty looks at the ring.
 constexpr std::uint32_t calls_per_look = 64;
 constexpr std::chrono::microseconds between_looks{20};
 
-/// Leaves the core to its other thread for a moment: the one that polls must not slow down the one
-/// that it waits for.
+/// Leaves the core to its other hardware thread for a moment: the polling thread must not slow down
+/// the thread that it waits for.
 inline void relax() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -61,8 +61,8 @@ void mapped_link::region_removed(region_id region) {
 }
 
 result<void> mapped_link::share(const message& what, std::span<const int> fds) {
-  // Some kernels let ten messages wait in a socket, and an engine may grant fifty new regions at
-  // once. The peer reads as soon as it wakes.
+  // Some kernels queue only ten messages in a socket, and an engine may grant fifty new regions at
+  // once. The peer reads as soon as it wakes up.
   constexpr int most_tries = 20;
   auto sent = send_message(socket_.get(), what, fds);
   for (int i = 0; i < most_tries && !sent && sent.error().code == errc::overloaded; ++i) {
@@ -77,7 +77,7 @@ result<void> mapped_link::on_closed(region_id region) {
                                       std::to_string(region.value) + ", which it had not open");
 }
 
-/// Whatever memory there is: what is not told now is with the next look at the link.
+/// Does not fail without memory: what cannot be sent now is sent at the next round of the link.
 void mapped_link::tell_gone_regions() noexcept {
   try {
     send_gone_regions();
@@ -149,7 +149,8 @@ fence_state mapped_link::fence(transfer_id transfer) {
   return quiescent ? fence_state::quiescent : fence_state::pending;
 }
 
-/// Under the lock: frees what the peer has left and answers the fences that became true.
+/// Under the lock: frees the slots that the peer has left and answers the fences that have
+/// completed.
 void mapped_link::collect_quiescent() {
   if (slots_) slots_->sweep();
   std::erase_if(pending_fences_, [&](transfer_id transfer) {
@@ -167,7 +168,7 @@ bool mapped_link::poll() {
   if (on_poll({})) return true;
   if (up_.load(std::memory_order_acquire)) {
     relax();
-    // Not read-modify-write: that two who poll at once may lose a count does no harm.
+    // No read-modify-write: it does no harm if two concurrent callers lose a count.
     const auto calls = idle_polls_.load(std::memory_order_relaxed) + 1;
     idle_polls_.store(calls, std::memory_order_relaxed);
     if (calls % calls_per_look != 0) return false;
@@ -190,11 +191,11 @@ bool mapped_link::on_poll(steady_time /*now*/) {
   return worked;
 }
 
-/// The rare things. True: something was done.
+/// Handles rare events. Returns whether it made progress.
 bool mapped_link::attend() {
   std::optional<ending> end;
   bool worked = false;
-  // Two threads may poll at once; the page tables are one's at a time.
+  // Two threads may poll at once, but only one at a time may populate page tables.
   const bool alone = !preparing_.exchange(true, std::memory_order_acquire);
   const bool more_pages = alone && prepare_memory();
   if (alone) preparing_.store(false, std::memory_order_release);
@@ -232,8 +233,8 @@ bool mapped_link::before_sleep() {
   reading_.store(false, std::memory_order_release);
   if (may_sleep && attention_.load(std::memory_order_acquire)) {
     const std::lock_guard lock{mutex_};
-    // Pending fences and frames without room are woken by the peer's doorbell, regions that are gone by
-    // a timer; these two are not.
+    // The peer's doorbell wakes us for pending fences and frames without room, and a timer for
+    // deregistered regions. Nothing wakes us for these two.
     may_sleep = !ending_ && !memory_to_prepare();
   }
   return may_sleep && !heard_something();
@@ -305,7 +306,7 @@ void mapped_link::on_timer(std::uint64_t key, steady_time /*now*/) {
 
 // -- ending
 
-/// Under the lock: ends every batch. Those that run end when their thread comes back.
+/// Under the lock: ends every batch. Running batches end when their thread returns.
 void mapped_link::cancel_jobs(const troupe::error& why) {
   std::vector<std::shared_ptr<mapped_job>> stopped;
   for (const auto& job : active_) {
@@ -342,8 +343,8 @@ void mapped_link::break_link(troupe::error why, bool peer_is_dead) {
   settle();
 }
 
-/// Under the lock: the peer breaks as well, also when it is still connecting. When its queue is
-/// full it sees the socket close instead.
+/// Under the lock: makes the peer break the link as well, also while it is still connecting. If its
+/// queue is full, it sees the socket close instead.
 void mapped_link::say_bye() {
   const int to = socket_ ? socket_.get() : parked_ ? parked_->socket.get() : -1;
   if (to >= 0) static_cast<void>(send_message(to, bye_message{}));
@@ -390,15 +391,15 @@ void mapped_link::close() {
   settle();
 }
 
-/// Lets go of the engine and of every descriptor once a broken or closed end is quiescent on both
-/// sides.
+/// Unregisters from the engine and closes every descriptor once a broken or closed link is
+/// quiescent on both sides.
 void mapped_link::settle() {
   {
     const std::lock_guard control_lock{control_mutex_};
     const std::lock_guard lock{mutex_};
     if (settled_ || (state_ != link_phase::broken && state_ != link_phase::closed)) return;
-    // Nobody looks any more once it has settled: a fence that came while the last copy ran must not
-    // wait for that.
+    // After it has settled, no round runs any more: answer a fence that came during the last copy
+    // now.
     collect_quiescent();
     let_go();
   }

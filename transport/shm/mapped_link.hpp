@@ -27,9 +27,9 @@
 
 namespace troupe::transport::shm {
 
-/// One end of a link between two processes of one host that copy into each other's memory: all but
-/// how the bytes move, which is the leaf's (`shm_link`: by the processor; `xgmi_link`: by GPUs).
-/// Session frames, grants, fences and the ways in which such a link begins and ends are the same.
+/// One end of a link between two processes of one host that copy into each other's memory. The leaf
+/// moves the bytes (`shm_link`: by the CPU; `xgmi_link`: by GPUs). Session frames, grants, fences
+/// and the ways in which a link begins and ends are shared here.
 ///
 /// | state      | on                                        | becomes    |
 /// | ---------- | ----------------------------------------- | ---------- |
@@ -39,12 +39,12 @@ namespace troupe::transport::shm {
 /// | up         | peer dies, says bye, or writes nonsense   | broken     |
 /// | any        | close                                     | closed     |
 ///
-/// A broken or closed end takes all its grants back. It lets go of its descriptors, and so tells
-/// the peer that it will never touch the peer's memory again, once none of its own copies runs and
-/// the peer is in none of its slots (`settled_`).
+/// A broken or closed end revokes all its grants. Once none of its own copies runs and the peer is
+/// in none of its slots (`settled_`), it closes its descriptors, which tells the peer that it will
+/// never touch the peer's memory again.
 ///
-/// Locks: `control_mutex_` (who reads the socket) before `mutex_` (all other state). Neither is
-/// held while a sink is called, nor while bytes are copied, but for `mutex_` in `post_small`.
+/// Locks: `control_mutex_` (held to read the socket) before `mutex_` (all other state). Neither is
+/// held while a sink is called, nor while bytes are copied, except `mutex_` in `post_small`.
 class mapped_link : public link,
                     public pollable,
                     public dial_in_target,
@@ -56,7 +56,7 @@ class mapped_link : public link,
 
   /// Makes the listener take this end's dialer. Called once, right after construction.
   void expect_dialer();
-  /// A region of ours was deregistered: its mapping at the peer must go.
+  /// One of our regions was deregistered: the peer must unmap it.
   void region_removed(region_id region);
 
   // -- link
@@ -81,9 +81,9 @@ class mapped_link : public link,
   void accept(dial_in caller) final;
 
  protected:
-  // -- what the leaf adds; under the lock where it says so
+  // -- what the leaf adds; under the lock where the comment says so
 
-  /// The control page is here; under both locks.
+  /// The control page was created or mapped; under both locks.
   virtual void on_control() {}
   /// The peer shared memory with us; under the control lock.
   [[nodiscard]] virtual result<void> on_shared(received in) = 0;
@@ -91,42 +91,43 @@ class mapped_link : public link,
   virtual void on_gone(region_id region) = 0;
   /// The peer has closed a region that we deregistered; under the control lock.
   [[nodiscard]] virtual result<void> on_closed(region_id region);
-  /// Moves bytes of batches, or looks how far they are. Called while `in_work_` is not 0. True:
-  /// something was done.
+  /// Moves bytes of batches, or checks their progress. Called while `in_work_` is not 0. Returns
+  /// whether it made progress.
   virtual bool advance() = 0;
-  /// A part of what is worth doing once, in the background. True: there is more of it.
+  /// Does a part of the one-time background work on memory. Returns whether more is left.
   virtual bool prepare_memory() { return false; }
   [[nodiscard]] virtual bool memory_to_prepare() const { return false; }
-  /// Batches are under way. Arms what wakes this end when one of them ends; false: do not sleep.
+  /// Called while batches are in flight. Arms the wake-up at the end of a batch; returns false if
+  /// this end must not sleep.
   virtual bool may_sleep_in_work() { return false; }
-  /// This end is about to sleep and has said so to the peer: whether that said anything meanwhile that
-  /// is in no ring.
+  /// Called when this end is about to sleep and has announced it to the peer. Returns whether the
+  /// peer has sent anything meanwhile that is in no ring.
   virtual bool heard_something() { return false; }
-  /// The doorbell was rung: what `may_sleep_in_work` armed may have gone off.
+  /// The doorbell was rung: the wake-up of `may_sleep_in_work` may have fired.
   virtual void on_doorbell() {}
-  /// A `leaf_timer` that the leaf has set.
+  /// A `leaf_timer` set by the leaf has expired.
   virtual void on_leaf_timer() {}
   /// The batch completes now; under the lock.
   virtual void on_finished(mapped_job& job) = 0;
-  /// Both sides are quiescent for ever: lets go of the peer's memory; under both locks.
+  /// Both sides are quiescent for ever: releases the peer's memory; under both locks.
   virtual void forget_peer_memory() = 0;
-  /// What the leaf has given to the peer besides slots ends: of one transfer, or all; under the lock.
+  /// Revokes the leaf's own grants, those without a slot, of one transfer or all; under the lock.
   virtual void revoke(transfer_id transfer) { static_cast<void>(transfer); }
   virtual void revoke_all() {}
-  /// The transfers that the leaf has given grants of its own over the region for; under the lock.
+  /// Adds the transfers of the leaf's own grants over the region; under the lock.
   virtual void add_users_of(region_id region, std::set<transfer_id>& to) const {
     static_cast<void>(region);
     static_cast<void>(to);
   }
-  /// Whether the leaf itself still touches memory that was given so, of one transfer or at all; under
-  /// the lock.
+  /// Whether the leaf itself still touches memory under its own grants, of one transfer or of any;
+  /// under the lock.
   [[nodiscard]] virtual bool touches(transfer_id transfer) {
     static_cast<void>(transfer);
     return false;
   }
   [[nodiscard]] virtual bool touches_any() { return false; }
-  /// Whether nothing of the peer's can touch our memory any more once its socket ends without a
-  /// word. False: only once its process is gone.
+  /// Whether the peer can no longer touch our memory once its socket ends without a message. If
+  /// false, that holds only once its process is gone.
   [[nodiscard]] virtual bool socket_end_is_death() const { return true; }
 
   /// Why the link must end. `peer_is_dead`: nobody can be inside our slots any more.
@@ -152,24 +153,24 @@ class mapped_link : public link,
   [[nodiscard]] result<void> on_welcome(received& in);
   [[nodiscard]] result<void> on_ready_message(const ready_message& in);
   [[nodiscard]] result<void> become_up();
-  /// Before our memory is probed.
+  /// Lets the peer access our memory; called before the peer probes it.
   void show_memory_to(const peer_credentials& peer);
-  /// The same for memory that the engine registered after that, under the lock. False: to name the peer
-  /// would change nothing.
+  /// As `show_memory_to`, for memory that the engine registered later; under the lock. Returns
+  /// false if naming the peer would change nothing.
   [[nodiscard]] bool show_memory_late();
-  /// Whether each end reaches what the other has of its engine.
+  /// Whether each end can access the engine memory of the other.
   [[nodiscard]] result<void> check_reach() const;
   void use_control(control_mapping control);
-  /// Reads what the socket holds; returns why the link must end, if it must.
+  /// Reads all messages from the socket. Returns why the link must end, if it must.
   [[nodiscard]] std::optional<ending> read_socket();
   [[nodiscard]] result<void> on_message(received in);
   void drain_control();
 
   // -- batches (mapped_link_batches.cpp)
-  /// Without the lock, as a batch comes in: the link is up, or why not.
+  /// Checks, for a new batch, that the link is up; without the lock.
   [[nodiscard]] result<void> need_up();
-  /// Without the lock: why a batch was refused that was looked at while the link was up. What it looked
-  /// for may have gone with the link, meanwhile or because of it.
+  /// The error for a batch that failed its checks, which began while the link was up; without the
+  /// lock. The cause may be that the link ended meanwhile.
   [[nodiscard]] unexpected refused(troupe::error why) const;
   [[nodiscard]] result<void> admit(transfer_id transfer, std::size_t frame_bytes);
   void take_in(const std::shared_ptr<mapped_job>& job);
@@ -190,10 +191,10 @@ class mapped_link : public link,
   void settle();
   void let_go();
   void say_bye();
-  /// Ends the link when the peer's last frames are delivered; at once when it is not up.
+  /// Ends the link once the peer's last frames are delivered; at once if it is not up.
   void end_after_frames(troupe::error why, bool peer_is_dead);
   bool attend();
-  /// Under the lock: tells the peer of a region before it can hear of a grant to it.
+  /// Tells the peer of a region, before it can receive a grant to it; under the lock.
   [[nodiscard]] result<void> share(const message& what, std::span<const int> fds = {});
   void tell_gone_regions() noexcept;
   void send_gone_regions();
@@ -216,15 +217,15 @@ class mapped_link : public link,
   mutable std::mutex mutex_;
   link_phase state_{link_phase::opened};
   std::optional<troupe::error> why_broken_;
-  bool broken_event_due_{false};  ///< `on_broken` waits for copies that run
+  bool broken_event_due_{false};  ///< `on_broken` waits for running copies
   bool settled_{false};
   bool settle_timer_set_{false};
   bool gone_timer_set_{false};
   std::optional<shm_offer> peer_offer_;
-  std::optional<dial_in> parked_;  ///< a dialer that came before our `connect`
+  std::optional<dial_in> parked_;  ///< a dialer that arrived before our `connect`
   bool we_reach_peer_memory_{false};
   bool peer_reaches_our_memory_{false};
-  bool we_own_memory_{false};  ///< of the engine, as we have told the peer
+  bool we_own_memory_{false};  ///< engine memory, as announced to the peer
   bool peer_owns_memory_{false};
 
   owned_fd socket_;
@@ -238,36 +239,36 @@ class mapped_link : public link,
   bool polled_{false};
 
   control_mapping control_;
-  direction_memory* outgoing_{nullptr};  ///< where we are the initiator
+  direction_memory* outgoing_{nullptr};  ///< the direction that we initiate
   direction_memory* incoming_{nullptr};
   std::optional<slot_owner> slots_;
-  std::optional<thread_order> our_copies_;  ///< before the peer's slots are left
+  std::optional<thread_order> our_copies_;  ///< orders our copies before leaving the peer's slots
   std::optional<ring_producer> producer_;
 
   std::set<region_id> shared_regions_;
-  std::set<region_id> gone_regions_;  ///< to be told to the peer
+  std::set<region_id> gone_regions_;  ///< the peer must still be told
 
   std::vector<std::shared_ptr<mapped_job>> active_;  ///< posted, not completed
-  std::uint32_t running_{0};                         ///< those of them whose bytes may be moving
+  std::uint32_t running_{0};                         ///< active jobs whose bytes may be moving
   std::set<transfer_id> pending_fences_;
   link_ledger ledger_;
 
   std::deque<std::vector<std::byte>> waiting_frames_;
   std::size_t front_done_{0};  ///< bytes of the first waiting frame that are in the ring
   std::uint64_t waiting_bytes_{0};
-  std::uint64_t reserved_bytes_{0};  ///< frames of batches that are on their way
+  std::uint64_t reserved_bytes_{0};  ///< frames of batches in flight
 
-  std::optional<ring_consumer> consumer_;  ///< this and `frame_` belong to whoever holds `reading_`
+  std::optional<ring_consumer> consumer_;  ///< used with `frame_` by the holder of `reading_`
   std::vector<std::byte> frame_;
   std::atomic<bool> reading_{false};
   std::atomic<bool> preparing_{false};
   std::atomic<bool> up_{false};
   std::atomic<std::uint32_t> idle_polls_{0};
-  std::atomic<std::int64_t> next_round_ns_{0};  ///< when `poll` looks at what only the kernel knows
-  std::atomic<std::uint32_t> in_work_{0};       ///< batches that want `advance`
-  /// Something rare waits for a round: pending fences, frames without room, a lost peer.
+  std::atomic<std::int64_t> next_round_ns_{0};  ///< when `poll` next enters the kernel
+  std::atomic<std::uint32_t> in_work_{0};       ///< batches that need `advance`
+  /// A rare event needs a round: pending fences, frames without room, a lost peer.
   std::atomic<bool> attention_{false};
-  std::optional<ending> ending_;  ///< the peer's last frames come first
+  std::optional<ending> ending_;  ///< waits for the peer's last frames
 };
 
 }  // namespace troupe::transport::shm

@@ -5,7 +5,7 @@
 
 #include "troupe/transport/shm/mapped_link.hpp"
 
-// The books of the initiator's batches: taken in, ended, told.
+// The books of the initiator's batches: admission, completion, notification.
 
 namespace troupe::transport::shm {
 
@@ -13,7 +13,7 @@ result<void> mapped_link::need_up() {
   std::unique_lock lock{mutex_};
   if (state_ == link_phase::connecting) {
     lock.unlock();
-    drain_control();  // the peer may be up already, and what it said is here
+    drain_control();  // the peer may be up already, with its messages in the socket
     lock.lock();
   }
   if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
@@ -26,7 +26,7 @@ unexpected mapped_link::refused(troupe::error why) const {
   return fail(std::move(why));
 }
 
-/// Under the lock: takes the batch in, or says why not.
+/// Under the lock: admits the batch, or returns why not.
 result<void> mapped_link::admit(transfer_id transfer, std::size_t frame_bytes) {
   if (state_ != link_phase::up) return not_up(kind_, state_, why_broken_);
   if (frame_bytes != 0) {
@@ -35,13 +35,13 @@ result<void> mapped_link::admit(transfer_id transfer, std::size_t frame_bytes) {
   return ledger_.admit(transfer);
 }
 
-/// Under the lock: a batch that was admitted is on its way, until `finish`.
+/// Under the lock: an admitted batch is in flight from here, until `finish`.
 void mapped_link::take_in(const std::shared_ptr<mapped_job>& job) {
   reserved_bytes_ += job->work.frame.size();
   active_.push_back(job);
 }
 
-/// Under the lock: takes the batch out and puts its completion (and its frame) on the way.
+/// Under the lock: removes the batch and queues its completion (and its frame).
 void mapped_link::finish(const std::shared_ptr<mapped_job>& job) {
   const auto at = std::ranges::find(active_, job);
   *at = std::move(active_.back());
@@ -76,15 +76,15 @@ void mapped_link::finish(const std::shared_ptr<mapped_job>& job) {
   }
 }
 
-/// Under the lock: what has ended is told to the peer and to the books.
+/// Under the lock: reports a batch that has ended to the peer and to the books.
 void mapped_link::conclude(direction dir, std::span<const std::byte> frame,
                            const completion& done) {
-  // First: the peer waits for it.
+  // The frame first: the peer waits for it.
   if (!done.failure && !frame.empty()) put_frame(frame);
   ledger_.ended(!done.failure);
   if (outgoing_ == nullptr) return;
   const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t what) {
-    // Only this end writes it, under its lock.
+    // Only this end writes the counters, under its lock.
     to.store(to.load(std::memory_order_relaxed) + what, std::memory_order_relaxed);
   };
   auto& counters = outgoing_->counters;

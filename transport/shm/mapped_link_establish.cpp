@@ -12,8 +12,8 @@
 #include "troupe/transport/shm/mapped_link.hpp"
 #include "troupe/transport/shm/tracing.hpp"
 
-// How a link between processes of one host comes up: offers, the handshake over the socket, and what the socket says
-// later.
+// How a link between processes of one host comes up: offers, the handshake over the socket, and the
+// later messages on that socket.
 
 namespace troupe::transport::shm {
 
@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::chrono::milliseconds dial_again{5};
 
-/// Whether a peer that is gone from the socket left it on purpose.
+/// Whether a peer that has closed its socket said bye first.
 bool said_bye(int socket) {
   auto last = receive_message(socket, fds_allowed::no);
   const auto* said = last ? std::get_if<received>(&*last) : nullptr;
@@ -158,12 +158,12 @@ result<void> mapped_link::on_welcome(received& in) {
 
 void mapped_link::accept(dial_in caller) {
   auto answered = answer_dialer(caller);
-  // Whoever is not the right one, or comes too late, must not take us for dead.
+  // A wrong or late caller must not conclude that we are dead.
   if (caller.socket) static_cast<void>(send_message(caller.socket.get(), bye_message{}));
   if (!answered) break_link(std::move(answered).error(), false);
 }
 
-/// An error here ends the link; a caller that is merely not the right one is sent away without one.
+/// An error ends the link; a caller that is merely the wrong one is turned away without an error.
 result<void> mapped_link::answer_dialer(dial_in& caller) {
   const std::lock_guard control_lock{control_mutex_};
   const std::lock_guard lock{mutex_};
@@ -219,21 +219,21 @@ result<void> mapped_link::on_ready_message(const ready_message& in) {
 
 // -- memory of the engine
 
-/// Under both locks. What `xgmi` is for is no memory of the host.
+/// Under both locks. Not for `xgmi`, which is not for host memory.
 void mapped_link::show_memory_to(const peer_credentials& peer) {
   we_own_memory_ = kind_ == backend_kind::shm && regions_.has_engine_memory();
   if (we_own_memory_) let_trace(peer.pid);
 }
 
-/// The handshake, which alone can probe, is over: a peer that still does not reach the memory has
-/// its transfers fail with `backend_unavailable`.
+/// Only the handshake can probe, and it is over: if the peer still cannot access the memory, its
+/// transfers fail with `backend_unavailable`.
 bool mapped_link::show_memory_late() {
   if (we_own_memory_ || !let_trace(peer_process_.pid())) return false;
   peer_reaches_our_memory_ = true;
   return true;
 }
 
-/// Under both locks. Better no link than one over which every transfer fails: there are other backends.
+/// Under both locks. Refuses a link over which every transfer would fail: there are other backends.
 result<void> mapped_link::check_reach() const {
   const bool hidden_here = we_own_memory_ && !peer_reaches_our_memory_;
   const bool hidden_there = peer_owns_memory_ && !we_reach_peer_memory_;
@@ -254,7 +254,7 @@ void mapped_link::use_control(control_mapping control) {
   const bool dialer = options_.role == link_role::initiator;
   outgoing_ = dialer ? &control_->of_dialer : &control_->of_acceptor;
   incoming_ = dialer ? &control_->of_acceptor : &control_->of_dialer;
-  // The peer initiates on `incoming_`, so the grants that we give live there.
+  // The peer initiates on `incoming_`, so the slots of our grants are there.
   slots_.emplace(std::span{incoming_->slots}, thread_order{page, dialer ? 1u : 0u});
   our_copies_.emplace(page, dialer ? 0u : 1u);
   producer_.emplace(outgoing_->ring, thread_order{page, dialer ? 0u : 1u});
@@ -267,8 +267,8 @@ result<void> mapped_link::become_up() {
   auto bell = engine_.watch(our_doorbell_.get(), EPOLLIN, shared_from_this(), doorbell_key);
   if (!bell) return fail(std::move(bell).error());
   doorbell_watch_ = *bell;
-  // Not on every kernel, and not needed: the socket's end says the same, but for a child that holds
-  // it open.
+  // Optional, and not available on every kernel: the socket's end of file says the same, unless a
+  // child of the peer holds the socket open.
   if (peer_process_.fd() >= 0) {
     if (auto death = engine_.watch(peer_process_.fd(), EPOLLIN, shared_from_this(), death_key)) {
       death_watch_ = *death;
@@ -284,7 +284,7 @@ result<void> mapped_link::become_up() {
   return {};
 }
 
-// -- what the socket says
+// -- messages on the socket
 
 void mapped_link::drain_control() {
   std::optional<ending> end;
@@ -304,7 +304,7 @@ std::optional<mapped_link::ending> mapped_link::read_socket() {
     if (const auto* nothing = std::get_if<socket_state>(&*got)) {
       if (*nothing == socket_state::would_block) return std::nullopt;
       const std::lock_guard lock{mutex_};
-      // Level-triggered: an end of file that nobody unwatches would be reported for ever.
+      // Level-triggered: an end of file that stays watched would be reported for ever.
       if (socket_watch_) engine_.unwatch(*std::exchange(socket_watch_, std::nullopt));
       const bool dead = socket_end_is_death() || peer_process_.fd() < 0;
       auto said = peer_name() + "'s end of the link is gone; its process has ended";

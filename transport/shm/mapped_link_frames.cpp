@@ -15,7 +15,7 @@ namespace {
 /// Frames taken out of the ring in one round, and frames that may wait for a slow sink.
 constexpr int frames_per_round = 64;
 constexpr std::size_t max_waiting_frames = 1024;
-/// What the buffer of the last frame may keep when frames are short again.
+/// How much memory the frame buffer keeps once frames are short again.
 constexpr std::size_t kept_frame_bytes = std::size_t{64} << 10;
 
 }  // namespace
@@ -37,7 +37,7 @@ result<void> mapped_link::check_frame_room(std::size_t bytes) const {
               "the peer does not take frames: " + std::to_string(waiting) + " bytes wait");
 }
 
-/// Under the lock: into the ring, or behind those that wait for room in it.
+/// Under the lock: puts the frame into the ring, or behind the frames that wait for room.
 void mapped_link::put_frame(std::span<const std::byte> frame) {
   ledger_.frame_sent();
   if (waiting_frames_.empty()) {
@@ -52,7 +52,7 @@ void mapped_link::put_frame(std::span<const std::byte> frame) {
   flush_frames();
 }
 
-/// Under the lock: fills the ring from the frames that wait.
+/// Under the lock: fills the ring from the waiting frames.
 void mapped_link::flush_frames() {
   if (waiting_frames_.empty()) return;
   bool wake = false;
@@ -72,7 +72,7 @@ void mapped_link::flush_frames() {
     if (!done) {
       if (!ending_) {
         ending_ = ending{done.error(), false};
-        engine_.wake();  // it may sleep, and nobody else ends the link
+        engine_.wake();  // it may sleep, and must end the link
       }
       break;
     }
@@ -90,7 +90,7 @@ void mapped_link::flush_frames() {
   if (!waiting_frames_.empty()) attention_.store(true, std::memory_order_release);
 }
 
-/// True: something was delivered.
+/// Returns whether it delivered a frame.
 bool mapped_link::drain_frames() {
   if (!consumer_->ready() || reading_.exchange(true, std::memory_order_acquire)) return false;
   int taken = 0;
@@ -108,7 +108,7 @@ bool mapped_link::drain_frames() {
     sink_.frame(frame_);
   }
   if (frame_.capacity() > kept_frame_bytes) frame_ = {};
-  // Parts of a long frame make room without a frame.
+  // Taking parts of a long frame makes room even if no frame is complete.
   const bool room_wanted = consumer_->must_wake_producer();
   reading_.store(false, std::memory_order_release);
   if (room_wanted) {
@@ -119,7 +119,7 @@ bool mapped_link::drain_frames() {
   return taken != 0 || room_wanted || nonsense;
 }
 
-/// Under the lock, or while a job of this link runs: the descriptor is not closed then.
+/// Under the lock, or while a job of this link runs, since the descriptor stays open then.
 void mapped_link::ring_peer() noexcept {
   if (peer_doorbell_) [[maybe_unused]]
     const auto written = ::eventfd_write(peer_doorbell_.get(), 1);

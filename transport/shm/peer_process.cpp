@@ -20,7 +20,7 @@ bool peer_process::alive() const noexcept {
   do {
     ready = ::poll(&ended, 1, 0);
   } while (ready < 0 &&
-           errno == EINTR);  // by a signal of the engine's, even where nothing is waited for
+           errno == EINTR);  // by a signal of the engine, even though poll does not wait
   return ready == 0;
 }
 

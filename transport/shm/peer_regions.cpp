@@ -18,7 +18,7 @@ mapped_region::~mapped_region() {
 bool mapped_region::populate_part() noexcept {
   constexpr std::uint64_t part = std::uint64_t{2} << 20;
   const auto bytes = std::min(part, size_ - populated_);
-  // Kernels before 5.14 do not know it: then the first copy of each page takes a fault.
+  // Kernels before 5.14 do not support this: the first copy of each page then takes a fault.
   if (::madvise(base_ + populated_, bytes, MADV_POPULATE_WRITE) != 0) return false;
   populated_ += bytes;
   return populated_ < size_;
@@ -26,7 +26,8 @@ bool mapped_region::populate_part() noexcept {
 
 namespace {
 
-/// Whether the memory is there already. Of what is not, whoever touches it first takes it, and pays.
+/// Whether the memory is reserved already. If not, the process that touches a page first is charged
+/// for it.
 bool is_reserved(int fd, std::uint64_t size) noexcept {
   constexpr std::uint64_t block = 512;
   struct stat about {};
@@ -53,7 +54,7 @@ result<void> peer_regions::add(const region_shared_message& shared, owned_fd fd)
 }
 
 void peer_regions::remove(region_id region) {
-  std::shared_ptr<mapped_region> unmapped;  // goes after the lock is gone
+  std::shared_ptr<mapped_region> unmapped;  // destroyed after the lock is released
   const std::lock_guard lock{mutex_};
   const auto at = regions_.find(region);
   if (at == regions_.end()) return;

@@ -13,7 +13,7 @@
 
 namespace troupe::transport::shm {
 
-/// One region of the peer, mapped here. Unmapped with its last user, so a copy that runs keeps it.
+/// One region of the peer, mapped here. Unmapped with its last user, so a running copy keeps it.
 class mapped_region {
  public:
   mapped_region(std::byte* base, std::uint64_t size) noexcept : base_{base}, size_{size} {}
@@ -24,7 +24,7 @@ class mapped_region {
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   /// Enters the next part of the region into the page tables, so that copies do not fault there.
-  /// The memory itself was reserved by its owner. True: call again.
+  /// The memory itself was reserved by its owner. Returns whether to call again.
   bool populate_part() noexcept;
 
  private:
@@ -38,14 +38,16 @@ class peer_regions {
  public:
   static constexpr std::size_t max_regions = 4096;
 
-  /// Maps what the peer shared. `unauthorized` (no, a short or an unsealed file), `overloaded`.
+  /// Maps a region that the peer shared. `unauthorized` (no file, or a short or unsealed one),
+  /// `overloaded`.
   [[nodiscard]] result<void> add(const region_shared_message& shared, owned_fd fd);
   void remove(region_id region);
   void clear();
   [[nodiscard]] bool has_fresh() const;
-  /// One part of one region that is new here. True: there is more to do. One caller at a time.
+  /// Populates one part of one new region. Returns whether there is more to do. One caller at a
+  /// time.
   bool populate_part();
-  /// Null: not mapped.
+  /// Null if not mapped.
   [[nodiscard]] std::shared_ptr<const mapped_region> find(region_id region) const;
 
  private:

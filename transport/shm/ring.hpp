@@ -12,14 +12,14 @@
 /// A ring of session frames in memory that two processes share: one producer, one consumer.
 ///
 /// The ring is an array of cells of one cache line each. A record (a frame, or a part of a long
-/// one) fills one cell or more; the first cell's header says how long it is and is stored last, so
-/// a consumer that polls it sees header and a short payload in one cache miss. A cell's header
-/// stands at a place where payload never is, and carries the lap number, so a leftover can never be
+/// one) fills one cell or more. The first cell's header holds its length and is stored last, so a
+/// consumer that polls it sees the header and a short payload in one cache miss. The header's place
+/// in a cell never holds payload, and the header carries the lap number, so a leftover can never be
 /// taken for a new record.
 ///
-/// The peer may write anything here at any time. Positions of our own are kept in private memory;
-/// what is read from the shared page is copied once, then checked, then used. What does not pass
-/// ends the link.
+/// The peer may write anything here at any time. Our own positions are kept in private memory; a
+/// value read from the shared page is copied once, then checked, then used. A value that fails its
+/// check ends the link.
 namespace troupe::transport::shm {
 
 /// Bytes of a cell that carry payload.
@@ -33,14 +33,14 @@ struct alignas(64) ring_cell {
 };
 static_assert(sizeof(ring_cell) == 64);
 
-/// The words of a ring that are not cells. Each on a line of its own.
+/// The control words of a ring, each on a cache line of its own.
 struct ring_words {
   /// Cells taken out by the consumer so far; written by the consumer only.
   alignas(64) std::atomic<std::uint64_t> taken;
-  /// Not 0: the consumer sleeps, or is about to, and wants its eventfd rung; written by both.
+  /// Non-zero if the consumer sleeps, or is about to, and wants its eventfd rung; written by both.
   alignas(64) std::atomic<std::uint32_t> consumer_sleeps;
-  /// Not 0: the producer has frames queued that did not fit, and wants to be rung when there is
-  /// room.
+  /// Non-zero if the producer has frames queued that did not fit, and wants to be rung when there
+  /// is room.
   alignas(64) std::atomic<std::uint32_t> producer_waits;
 };
 
@@ -61,18 +61,18 @@ class ring_producer {
   explicit ring_producer(ring_memory& shared, thread_order order = {0, 0}) noexcept
       : shared_{&shared}, order_{order} {}
 
-  /// Puts a frame into the ring, all of it or nothing. False: no room now. `link_broken`: the peer
-  /// wrote nonsense. A frame needs at most `cells_of(frame.size())` cells; one that needs more than
-  /// the ring has must be sent by `push_part`.
+  /// Puts a whole frame into the ring, or nothing. Returns false if there is no room now.
+  /// `link_broken`: the peer wrote nonsense. A frame needs at most `cells_of(frame.size())` cells;
+  /// use `push_part` if that is more than the ring has.
   [[nodiscard]] result<bool> push(std::span<const std::byte> frame);
   /// Puts in as many whole parts of `frame`, from byte `done` on, as fit. Returns the new `done`;
   /// the frame is complete when that is `frame.size()` (an empty frame: use `push`).
   [[nodiscard]] result<std::size_t> push_part(std::span<const std::byte> frame, std::size_t done);
 
-  /// Says that frames wait for room, and looks once more. True: there is room now, try again.
+  /// Announces that frames wait for room, and looks once more. Returns true if there is room now:
+  /// try again.
   [[nodiscard]] bool wait_for_room() noexcept;
-  /// Whether the consumer must be rung after what was pushed. A full fence: call once per batch of
-  /// pushes.
+  /// Whether the consumer must be rung after a push. A full fence: call once per batch of pushes.
   [[nodiscard]] bool must_wake_consumer() noexcept;
 
  private:
@@ -82,11 +82,11 @@ class ring_producer {
   ring_memory* shared_;
   thread_order order_;
   std::uint64_t put_{0};          ///< cells filled so far
-  std::uint64_t known_taken_{0};  ///< the last believable value of the consumer's word
+  std::uint64_t known_taken_{0};  ///< the last valid value of the consumer's word
 };
 
-/// The receiving end. Not thread-safe, but for `ready`, which any thread may ask beside the one that
-/// takes frames: its answer is then no more than a hint.
+/// The receiving end. Not thread-safe, except `ready`, which any thread may call beside the one
+/// that takes frames; its answer is then only a hint.
 class ring_consumer {
  public:
   explicit ring_consumer(ring_memory& shared, thread_order order = {0, 0}) noexcept
@@ -94,24 +94,25 @@ class ring_consumer {
 
   /// Whether a record is there. One load.
   [[nodiscard]] bool ready() const noexcept;
-  /// Takes the next whole frame out into `frame` (its old contents are dropped). False: none is
+  /// Moves the next whole frame into `frame`, replacing its contents. Returns false if no frame is
   /// complete. `link_broken`: the peer wrote nonsense.
   [[nodiscard]] result<bool> pop(std::vector<std::byte>& frame);
 
-  /// Says that this end is about to sleep, and looks once more. False: a record came, do not sleep.
+  /// Announces that this end is about to sleep, and looks once more. Returns false if a record
+  /// came: do not sleep.
   [[nodiscard]] bool prepare_sleep() noexcept;
   void wake() noexcept;
-  /// Whether the producer asked to be told of room; asks once.
+  /// Whether the producer asked to be rung when there is room; clears the request.
   [[nodiscard]] bool must_wake_producer() noexcept;
 
  private:
   ring_memory* shared_;
   thread_order order_;
   std::atomic<std::uint64_t> taken_{0};
-  std::vector<std::byte> partial_;  ///< parts of a frame whose last part is not here yet
+  std::vector<std::byte> partial_;  ///< parts of a frame whose last part has not arrived yet
 };
 
-/// Cells that a frame of this size takes, parts counted singly.
+/// Cells that a frame of this size takes, each part rounded up by itself.
 [[nodiscard]] constexpr std::size_t cells_of(std::size_t bytes) noexcept {
   const auto part = [](std::size_t n) {
     return n == 0 ? 1 : (n + cell_payload - 1) / cell_payload;

@@ -8,13 +8,12 @@
 
 namespace troupe::transport::shm {
 
-/// A fresh memfd of `size` zeros that can never be of another size. `name` is for who looks into
-/// /proc. `pool_exhausted`.
+/// A fresh memfd of `size` zeros whose size is sealed. `name` appears in /proc. `pool_exhausted`.
 [[nodiscard]] result<owned_fd> make_sealed(const char* name, std::uint64_t size);
 
 /// Maps a memfd that a peer handed over, shared, readable and writable, not inherited by forked
-/// children. The file must have at least `size` bytes and be sealed against shrinking, else an
-/// access could raise SIGBUS here: `unauthorized`. `pool_exhausted` when the OS cannot map it. The
+/// children. `unauthorized` unless the file has at least `size` bytes and is sealed against
+/// shrinking: else an access could raise SIGBUS. `pool_exhausted` when the OS cannot map it. The
 /// caller unmaps.
 [[nodiscard]] result<std::byte*> map_sealed(int fd, std::uint64_t size);
 

@@ -11,9 +11,9 @@ namespace troupe::transport {
 
 namespace {
 
-/// What an operator should know about memory that the engine allocated itself.
+/// What an operator should know about engine memory.
 std::string about_engine_memory() {
-  // Under 1 a peer is named, and may.
+  // With 1, the peer is named by PR_SET_PTRACER, and may.
   const auto scope = shm::ptrace_scope().value_or(0);
   if (scope < 2) return "";
   return "; memory of the engine may be out of reach (ptrace_scope is " + std::to_string(scope) +

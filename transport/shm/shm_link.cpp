@@ -38,15 +38,15 @@ result<remote_grant> shm_link::grant(region_id region, byte_set permitted, acces
   return given;
 }
 
-// A leaf keeps what it is given.
+// An overriding leaf takes ownership of `memory`.
 // NOLINTNEXTLINE(performance-unnecessary-value-param)
 result<remote_grant> shm_link::grant_of_device(region_use memory, byte_set /*permitted*/,
                                                access /*rights*/, const grant_scope& /*scope*/) {
   return fail(regions_.use_on_host(memory->id(), kind_).error());
 }
 
-/// Sees to it that the peer can reach the region. The descriptor is in the peer's socket before the
-/// grant can be anywhere, so whoever holds the grant finds it there.
+/// Makes sure that the peer can access the region. The descriptor is in the peer's socket before
+/// the grant is handed out, so a holder of the grant finds it there.
 result<void> shm_link::share_region(const region& memory) {
   if (memory.fd() < 0) {
     if (peer_reaches_our_memory_ || show_memory_late()) return {};
@@ -76,12 +76,12 @@ result<void> shm_link::on_shared(received in) {
     return fail(errc::unauthorized, "the shm peer shared no descriptor");
   }
   auto added = peer_regions_.add(*shared, std::move(in.fds.front()));
-  attention_.store(true, std::memory_order_release);  // its pages are to be entered
+  attention_.store(true, std::memory_order_release);  // a round must populate its pages
   return added;
 }
 
 void shm_link::on_gone(region_id region) {
-  std::shared_ptr<const mapped_region> unmapped;  // goes after the lock is gone
+  std::shared_ptr<const mapped_region> unmapped;  // destroyed after the lock is released
   peer_regions_.remove(region);
   const std::lock_guard lock{mutex_};
   if (last_region_ == region) unmapped = std::move(last_mapped_);

@@ -13,9 +13,9 @@
 
 namespace troupe::transport::shm {
 
-/// One end of an `shm` link: the processor copies, small batches, and larger ones that the caller
-/// waits for, on the thread that posts them, others in slices on a progress thread. An `xgmi` link is
-/// one as well, for memory of the host.
+/// One end of an `shm` link, whose bytes the CPU copies. Small batches, and larger ones that the
+/// caller waits for, are copied on the posting thread; others in slices on a progress thread. An
+/// `xgmi` link derives from it for host memory.
 class shm_link : public mapped_link {
  public:
   shm_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
@@ -38,7 +38,7 @@ class shm_link : public mapped_link {
   [[nodiscard]] bool memory_to_prepare() const override;
   void on_finished(mapped_job& job) override;
   void forget_peer_memory() override;
-  /// Batches wait to be copied by `advance`; under the lock.
+  /// Whether batches wait to be copied by `advance`; under the lock.
   [[nodiscard]] bool has_queued() const { return !queued_.empty(); }
 
   // -- what a leaf may add: memory of devices
@@ -46,12 +46,12 @@ class shm_link : public mapped_link {
   [[nodiscard]] virtual result<remote_grant> grant_of_device(region_use memory, byte_set permitted,
                                                              access rights,
                                                              const grant_scope& scope);
-  /// A batch that the processor alone cannot copy, which `why` says. It was checked but for its
-  /// pieces.
+  /// Posts a batch that the CPU alone cannot copy, for the reason in `why`. Its checks are done,
+  /// except those of its pieces.
   [[nodiscard]] virtual result<void> post_of_device(batch& work, troupe::error why);
-  /// Where the granted region of the host lies for us.
+  /// Finds how we reach the granted host region, and stores it in `made`.
   [[nodiscard]] result<void> find_remote(const remote_grant& grant, job_piece& made);
-  /// Once the control page is here.
+  /// Only after the control page was created or mapped.
   [[nodiscard]] const job_runner& runner() const { return *runner_; }
 
  private:
@@ -69,9 +69,9 @@ class shm_link : public mapped_link {
 
   std::optional<job_runner> runner_;
   peer_regions peer_regions_;
-  region_id last_region_;  ///< what the last small batch used, to be found again at once
+  region_id last_region_;  ///< used by the last small batch; caches the lookup
   std::shared_ptr<const mapped_region> last_mapped_;
-  std::deque<std::shared_ptr<copy_job>> queued_;  ///< those active that wait for `advance`
+  std::deque<std::shared_ptr<copy_job>> queued_;  ///< active jobs that wait for `advance`
   std::vector<std::shared_ptr<copy_job>> spare_;  ///< of prepared batches; under the lock
   std::atomic<bool> slicing_{false};
 };

@@ -17,13 +17,14 @@ namespace {
 /// Batches up to this size are copied by the thread that posts them: handing them over would take
 /// longer.
 constexpr std::uint64_t inline_bytes = std::uint64_t{256} << 10;
-/// What one round of the progress engine copies for one link before the others have their turn.
+/// Bytes that one round of the progress engine copies for one link before the others have their
+/// turn.
 constexpr std::uint64_t slice_bytes = std::uint64_t{4} << 20;
-/// Batches up to this size are copied in one hold of the link's lock, which others may wait for as
+/// Batches up to this size are copied in one hold of the link's lock. Others may wait for it as
 /// long as a copy out of cold memory takes: about 3 us.
 constexpr std::uint64_t small_bytes = std::uint64_t{16} << 10;
 
-/// What the streaming and the waiting cost is worth for larger copies only.
+/// Without the set-up of streaming copies, which pays off for larger copies only.
 void copy_plainly(direction dir, std::span<const segment> segments, std::byte* local,
                   std::byte* remote) noexcept {
   for (const auto& s : segments) {
@@ -51,7 +52,6 @@ result<job_piece> shm_link::prepare_piece(const batch& work, std::size_t index) 
   return made;
 }
 
-/// Where the granted region lies for us.
 result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
   const auto key = grant_key::decode(grant.key);
   if (!key) return fail(key.error());
@@ -74,7 +74,7 @@ result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
   }
   made.mapped = peer_regions_.find(grant.region);
   if (!made.mapped) {
-    drain_control();  // it was sent before the grant was made
+    drain_control();  // the mapping was sent before the grant was made
     made.mapped = peer_regions_.find(grant.region);
   }
   if (!made.mapped) {
@@ -95,7 +95,7 @@ result<std::shared_ptr<copy_job>> shm_link::make_copy(batch& work) {
       work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
 }
 
-/// Under the lock. Null: the peer has not shared it, or said so where we have not looked yet.
+/// Under the lock. Null if the peer has not shared the region, or if its message is still unread.
 const mapped_region* shm_link::mapped_now(region_id region) {
   if (last_mapped_ && last_region_ == region) return last_mapped_.get();
   auto found = peer_regions_.find(region);
@@ -105,9 +105,9 @@ const mapped_region* shm_link::mapped_now(region_id region) {
   return last_mapped_.get();
 }
 
-/// The common case, a few blocks in one piece of mapped memory: all in one hold of the lock, so
-/// that nothing of it has to be remembered meanwhile. False: not such a case, or something is wrong
-/// with it; then nothing was done, and the general way finds the words.
+/// The common case, a few blocks in one piece of mapped memory: done in one hold of the lock, so
+/// that no job is needed. Returns false, with nothing done, if the batch is not such a case or is
+/// invalid; the general path then words the error.
 bool shm_link::post_small(batch& work) {
   if (work.pieces.size() != 1 || total_bytes(work.pieces.front().segments) > small_bytes) {
     return false;
@@ -133,7 +133,7 @@ bool shm_link::post_small(batch& work) {
       done.bytes = total_bytes(piece.segments);
       if (visit.leave()) ring_peer();
     } else {
-      ring_peer();  // it may have seen us in the slot as it revoked the grant, and wait for our leave
+      ring_peer();  // it may have seen us in the slot when it revoked the grant, and wait for us
       done.failure = revoked_by_peer(0);
       done.bad_segments.resize(piece.segments.size());
       std::iota(done.bad_segments.begin(), done.bad_segments.end(), 0U);
@@ -174,7 +174,7 @@ result<void> shm_link::post(batch work) {
   return {};
 }
 
-/// On the thread that posts it.
+/// Runs the job on the thread that posts it.
 result<void> shm_link::run_inline(const std::shared_ptr<copy_job>& job) {
   {
     const std::lock_guard lock{mutex_};

@@ -4,16 +4,17 @@
 #include "troupe/transport/batch_check.hpp"
 #include "troupe/transport/shm/shm_link.hpp"
 
-// Batches that were prepared: checked when they were, and copied by whoever posts them, in memory that is
-// kept from one to the next.
+// Prepared batches: checked when they are prepared, and copied by the posting thread, in jobs that
+// are reused from one posting to the next.
 
 namespace troupe::transport::shm {
 
 namespace {
 
-/// What the posting thread copies itself, and what it does if it also waits for the end; more goes the way of other
-/// batches. To hand a batch over takes some 60 us, and the second one on a link waits there for the first. But a caller
-/// wants its time-out and its signals kept to some milliseconds, which many small runs take as well.
+/// How much the posting thread copies itself, without and with waiting for the end; more goes the
+/// way of other batches. Handing a batch over takes some 60 us, and a second batch on the link
+/// waits there for the first. But a caller wants its time-out and its signals served within some
+/// milliseconds, and many small runs take that long as well.
 constexpr std::uint64_t most_bytes = std::uint64_t{256} << 10;
 constexpr std::uint64_t most_bytes_of_waiting = std::uint64_t{16} << 20;
 constexpr std::uint64_t most_runs = 16'384;
@@ -32,12 +33,13 @@ result<void> shm_link::post_prepared(const prepared_batch& what, const posting& 
   const auto job = take_spare();
   const auto filled = fill(*job, what, how);
   auto posted = filled && *filled ? run_inline(job) : result<void>{};
-  job->pieces.clear();  // it has ended: nothing stays mapped or registered for it
+  job->pieces.clear();  // the job has ended: keep nothing mapped or registered for it
   if (!filled) return refused(filled.error());
   return *filled ? posted : link::post_prepared(what, how);
 }
 
-/// False: too much, or not memory of the host on both sides. The job is as good as empty then, and after an error.
+/// Returns false if it is too much, or not host memory on both sides. The content of the job is
+/// unused then, and after an error.
 result<bool> shm_link::fill(copy_job& job, const prepared_batch& what, const posting& how) {
   std::uint64_t bytes = 0, runs = 0;
   const auto most = how.caller_waits ? most_bytes_of_waiting : most_bytes;
@@ -48,7 +50,7 @@ result<bool> shm_link::fill(copy_job& job, const prepared_batch& what, const pos
     runs += one.count;
   }
   if (bytes > most || runs > most_runs) return false;
-  // A piece of the job for each run of segments of one piece.
+  // One piece of the job for each group of consecutive segments of the same piece.
   auto last = SIZE_MAX;
   auto& pieces = job.work.pieces;
   std::size_t used = 0;
@@ -83,12 +85,12 @@ result<bool> shm_link::fill(copy_job& job, const prepared_batch& what, const pos
   return true;
 }
 
-/// One that nobody else has, and that holds nothing but memory to be used again.
+/// A job that nobody else holds, empty except for memory to reuse.
 std::shared_ptr<copy_job> shm_link::take_spare() {
   const std::lock_guard lock{mutex_};
   for (auto& one : spare_) {
     if (one.use_count() != 1) continue;
-    // Whoever let go of it last comes before what is done with it now.
+    // Orders the last release of the job before its new use.
     static_cast<void>(std::shared_ptr<copy_job>{one});
     auto found = one;
     for (auto& piece : found->work.pieces) piece.segments.clear();

@@ -134,7 +134,7 @@ void shm_listener::take_connections() {
 }
 
 owned_fd shm_listener::take_without_descriptors() {
-  // A connection that is left where it is would wait for ever and wake us again and again.
+  // A connection left in the queue would wait for ever and wake us again and again.
   spare_.reset();
   owned_fd caller{::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)};
   spare_ = spare_descriptor();

@@ -14,7 +14,7 @@
 
 namespace troupe::transport::shm {
 
-/// A connection that showed a token of ours and comes from our uid.
+/// A connection from our uid that presented one of our tokens.
 struct dial_in {
   owned_fd socket;
   hello_message hello;
@@ -29,8 +29,8 @@ class dial_in_target {
 };
 
 /// The one listening socket of a node's `shm` backend, on an unguessable abstract name, and the
-/// connections that have not said hello yet. Strangers of another uid are closed at once; of silent
-/// connections the oldest makes room for the newest, and each lives at most `hello_timeout`.
+/// connections that have not said hello yet. Connections from another uid are closed at once. The
+/// oldest silent connection makes room for the newest, and each lives at most `hello_timeout`.
 /// Thread-safe.
 class shm_listener final : public pollable, public std::enable_shared_from_this<shm_listener> {
  public:
@@ -38,7 +38,7 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
 
   /// `backend_unavailable`.
   [[nodiscard]] static result<std::shared_ptr<shm_listener>> start(const backend_context& context);
-  /// Lets go of the engine; nothing is accepted afterwards.
+  /// Unregisters from the engine; accepts no connection afterwards.
   void stop();
 
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
@@ -61,12 +61,14 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
 
   shm_listener(const backend_context& context, owned_fd socket, std::string address);
   void take_connections();
-  /// The connection that met no free descriptor, if there is one for it now; else none.
+  /// Takes a connection for which there was no descriptor, by giving up `spare_`. Returns it if a
+  /// new spare can be opened; else closes it and returns none.
   owned_fd take_without_descriptors();
-  /// True: it said something (right or wrong) or went away, and is not a stranger any more.
+  /// Returns whether the connection is no longer a stranger: it sent a message (right or wrong) or
+  /// went away.
   bool hear(int socket, const peer_credentials& from, owned_fd& owner);
   void drop(std::map<std::uint64_t, stranger>::iterator which);
-  /// One sentence a second at most, with the number of those that were left out.
+  /// Reports at most one sentence a second, with the number of suppressed ones.
   void notice(const std::string& what);
 
   progress_engine& engine_;
@@ -75,7 +77,7 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
   const std::size_t max_pending_;
   const owned_fd socket_;
   const std::string address_;
-  owned_fd spare_;  ///< given up to take a connection that there is no descriptor for
+  owned_fd spare_;  ///< given up to take a connection when descriptors run out
   watch_id watch_;
 
   mutable std::mutex mutex_;

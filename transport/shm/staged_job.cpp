@@ -12,7 +12,7 @@ void staged_job::release_memory() {
 std::vector<std::uint32_t> staged_job::unfinished() const {
   auto runs = arrived;
   std::ranges::sort(runs, {}, &byte_range::begin);
-  std::size_t last = 0;  // what follows on what becomes one
+  std::size_t last = 0;  // adjacent ranges are merged
   for (std::size_t i = 1; i < runs.size(); ++i) {
     if (runs[last].end == runs[i].begin) {
       runs[last].end = runs[i].end;

@@ -20,25 +20,26 @@ struct staged_piece {
   std::uint32_t gpu{staging::memory_run::on_host};
   std::uint64_t grant{0};
   bool asks{false};     ///< the peer's GPU moves the remote side
-  job_piece by_hand{};  ///< else where the remote region lies for us; without its local region
+  job_piece by_hand{};  ///< otherwise, how we reach the remote region; `local` unused
 };
 
-/// A batch of which at least one side is memory of a GPU. Its bytes are moved by whoever holds
-/// `staged_link::moving_`, who alone touches what is not said to be under the link's lock.
+/// A batch with GPU memory on at least one side. Its bytes are moved by the holder of
+/// `staged_link::moving_`, the only thread to touch the members that are not marked as under the
+/// link's lock.
 struct staged_job final : mapped_job {
   void release_memory() override;
-  /// Those of which not every byte was in a chunk that is through.
+  /// Segments with at least one byte outside the chunks that have completed.
   [[nodiscard]] std::vector<std::uint32_t> unfinished() const override;
   [[nodiscard]] bool complete() const noexcept { return given == total && chunks == 0; }
 
   std::vector<staged_piece> pieces;
-  job_cursor at;              ///< behind what has a chunk
-  std::uint64_t given{0};     ///< bytes that have, or had, one
-  std::uint32_t chunks{0};    ///< that work for it
-  std::uint32_t touching{0};  ///< of those, the ones that touch memory of this process's regions
-  std::optional<troupe::error> why;  ///< it cannot succeed any more
+  job_cursor at;                     ///< first byte without a chunk
+  std::uint64_t given{0};            ///< bytes that have, or had, a chunk
+  std::uint32_t chunks{0};           ///< chunks working for this job
+  std::uint32_t touching{0};         ///< those of them that touch this process's regions
+  std::optional<troupe::error> why;  ///< why the job must fail
   bool over{false};                  ///< completed; under the lock
-  /// What has arrived, chunk by chunk: bytes, counted over all segments in order. Under the lock.
+  /// The bytes that have arrived, by chunk, counted over all segments in order. Under the lock.
   struct byte_range {
     std::uint64_t begin{0};
     std::uint64_t end{0};
@@ -46,7 +47,7 @@ struct staged_job final : mapped_job {
   std::vector<byte_range> arrived;
 };
 
-/// What one chunk of ours is doing.
+/// The state of one of our chunks.
 ///
 /// | chunk    | on                                             | becomes                      |
 /// | -------- | ---------------------------------------------- | ---------------------------- |
@@ -58,7 +59,7 @@ struct staged_job final : mapped_job {
 /// | asked    | the peer answered a read                       | emptying                     |
 /// | emptying | the copy has ended                             | free                         |
 ///
-/// A batch that ended meanwhile leaves its chunk as soon as neither a GPU nor the peer uses it.
+/// The chunk of a batch that ended meanwhile is freed once neither a GPU nor the peer uses it.
 struct chunk_use {
   enum class step : std::uint8_t { free, filling, asked, emptying };
 
@@ -69,13 +70,13 @@ struct chunk_use {
   std::uint64_t first{0};  ///< of these bytes, counted as `staged_job::arrived`
   std::vector<staging::memory_run> local;
   std::vector<staging::memory_run>
-      remote;  ///< of what is asked: from address 0, the region's begin
-  std::shared_ptr<staging::staged_copy> copy;  ///< none: the processor has copied
+      remote;  ///< if asked: relative to address 0, the start of the region
+  std::shared_ptr<staging::staged_copy> copy;  ///< null if the CPU has copied
   std::uint64_t number{0};                     ///< of the last request
 };
 
-/// Gives the next bytes of the job that fit into one chunk to `use`, all of one piece. There must be
-/// some.
+/// Assigns the next bytes of the job that fit into one chunk, all of one piece, to `use`. The job
+/// must have bytes left.
 void cut_chunk(staged_job& job, chunk_use& use);
 
 }  // namespace troupe::transport::shm

@@ -8,7 +8,7 @@ namespace troupe::transport::shm {
 
 namespace {
 
-/// How long a copy may have ended unheard when its GPU is lost.
+/// How long the end of a copy may go unnoticed if its GPU is lost.
 constexpr std::chrono::milliseconds between_guards{200};
 
 }  // namespace
@@ -25,7 +25,7 @@ staged_link::staged_link(const backend_context& context, std::shared_ptr<shm_lis
 
 result<remote_grant> staged_link::grant_of_device(region_use memory, byte_set permitted,
                                                   access rights, const grant_scope& scope) {
-  // For its words about devices that are no GPU.
+  // Called for its error about devices that are not GPUs.
   if (auto ok = regions_.use_by_way_of_host(memory->id(), kind_); !ok) return fail(ok.error());
   if (auto ok = copies_.pool().prepare_streams(*memory->gpu()); !ok) {
     return fail(std::move(ok).error());
@@ -54,13 +54,13 @@ result<void> staged_link::on_shared(received in) {
   if (peer_area_) return fail(errc::unauthorized, "the shm peer shared its chunks twice");
   peer_area_ = unpinned_late(std::move(*area));
   used_.store(true, std::memory_order_release);
-  in_work_.fetch_add(1, std::memory_order_seq_cst);  // until the link ends: somebody must look
-  engine_.wake();  // its thread may have slept through the message that a caller of ours took
+  in_work_.fetch_add(1, std::memory_order_seq_cst);  // until the link ends: chunks need polling
+  engine_.wake();  // its thread may have slept while a caller of ours took the message
   return {};
 }
 
-/// A driver that gives pinned memory back waits for all that the GPU was given, and that may wait for
-/// who would give it back: whoever lets go of it last leaves that to another thread.
+/// Freeing pinned memory makes the driver wait for all work of the GPU, and that work may wait for
+/// the thread that frees the memory. So the last owner leaves the freeing to another thread.
 std::shared_ptr<chunk_area> staged_link::unpinned_late(std::shared_ptr<chunk_area> area) {
   auto* const at = area.get();
   return {at,
@@ -77,7 +77,7 @@ void staged_link::forget_peer_memory() {
 
 // -- sleeping
 
-/// Who waits for the peer's answers, or its requests, is rung; so is who waits for a GPU.
+/// The peer's answers and requests ring the doorbell; the end of a GPU's copies rings a bell, too.
 bool staged_link::may_sleep_in_work() {
   {
     const std::lock_guard lock{mutex_};
@@ -89,7 +89,7 @@ bool staged_link::may_sleep_in_work() {
   return true;
 }
 
-/// A GPU that was lost rings nobody: somebody must look now and then.
+/// A lost GPU rings no bell, so a timer looks now and then.
 void staged_link::watch_over() {
   if (watched_.exchange(true, std::memory_order_acq_rel)) return;
   engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(),
@@ -98,12 +98,12 @@ void staged_link::watch_over() {
 
 void staged_link::on_leaf_timer() {
   watched_.store(false, std::memory_order_release);
-  on_poll({});  // who sleeps again sets it again
+  on_poll({});  // the next sleep sets the timer again
 }
 
 bool staged_link::heard_something() {
   if (!used_.load(std::memory_order_acquire)) return false;
-  if (moving_.exchange(true, std::memory_order_acquire)) return true;  // ask who moves
+  if (moving_.exchange(true, std::memory_order_acquire)) return true;  // another thread is moving
   std::shared_ptr<chunk_area> ours;
   std::shared_ptr<chunk_area> theirs;
   {
@@ -111,7 +111,7 @@ bool staged_link::heard_something() {
     ours = area_;
     theirs = peer_area_;
   }
-  // A caller of `poll` may have left work behind since this thread looked last.
+  // A caller of `poll` may have left work behind since this thread last looked.
   bool heard = due_.load(std::memory_order_seq_cst) || (theirs && server_.asked(*theirs));
   for (std::size_t i = 0; ours && i < chunk_count && !heard; ++i) {
     heard = uses_[i].now == chunk_use::step::asked &&

@@ -19,12 +19,13 @@
 
 namespace troupe::transport::shm {
 
-/// One end of an `shm` link that also moves memory of GPUs, by way of chunks of pinned memory that
-/// both ends have mapped. Between a GPU of ours and the peer's memory of the host the initiator does it
-/// alone; memory of a GPU of the peer the peer moves when it is asked to (`chunk_memory`). What is
-/// memory of the host on both sides moves as if there were no GPUs.
+/// One end of an `shm` link that also moves GPU memory, by way of chunks of pinned memory that both
+/// ends have mapped. Between its own GPU and the peer's host memory the initiator copies alone; the
+/// peer moves memory of its own GPUs on request (`chunk_memory`). Batches with host memory on both
+/// sides move as on a link without GPUs.
 ///
-/// Nobody waits for a GPU or for the peer: who makes progress looks, one thread at a time (`moving_`).
+/// No thread waits for a GPU or for the peer: the thread that makes progress polls them, one thread
+/// at a time (`moving_`).
 class staged_link final : public shm_link {
  public:
   staged_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
@@ -64,10 +65,10 @@ class staged_link final : public shm_link {
   // -- moving (staged_link_move.cpp)
   struct round {
     chunk_area* area{nullptr};
-    std::uint64_t host_bytes{0};  ///< that the processor may still copy in this round
+    std::uint64_t host_bytes{0};  ///< that the CPU may still copy in this round
     bool worked{false};
-    bool tell{false};                         ///< the peer was asked or answered something
-    std::optional<troupe::error> nonsense{};  ///< the peer's: the link's end
+    bool tell{false};                         ///< a request or an answer was written for the peer
+    std::optional<troupe::error> nonsense{};  ///< written by the peer: the link must end
   };
   bool move_chunks();
   void use_chunks(round& now);
@@ -83,19 +84,19 @@ class staged_link final : public shm_link {
   void end_touch(staged_job& job) noexcept { job.touching -= 1; }
   void end_jobs(round& now);
 
-  /// Before what uses them: a copy under way keeps no chunk.
-  std::shared_ptr<chunk_area> area_;       ///< ours; under the lock, but for who moves
-  std::shared_ptr<chunk_area> peer_area_;  ///< the same
+  /// Declared before the members that use them: a copy in flight does not own its chunk.
+  std::shared_ptr<chunk_area> area_;       ///< ours; under the lock, or by the holder of `moving_`
+  std::shared_ptr<chunk_area> peer_area_;  ///< the peer's; likewise
   grant_table grants_;                     ///< to memory of GPUs
   staging::staged_copies copies_;
   chunk_server server_;
 
-  std::mutex area_mutex_;             ///< who makes `area_`; before the link's lock
-  bool area_shared_{false};           ///< under that mutex
-  std::atomic<bool> used_{false};     ///< there are chunks; all that a link without GPUs ever asks
-  std::atomic<bool> due_{false};      ///< something was posted since somebody last looked
-  std::atomic<bool> watched_{false};  ///< a timer looks after copies that nobody rings for
-  std::atomic<bool> moving_{false};   ///< what follows is one thread's at a time
+  std::mutex area_mutex_;             ///< held to create `area_`; before the link's lock
+  bool area_shared_{false};           ///< under `area_mutex_`
+  std::atomic<bool> used_{false};     ///< chunks exist; a link without GPUs checks only this
+  std::atomic<bool> due_{false};      ///< a batch was posted since the last round
+  std::atomic<bool> watched_{false};  ///< a timer watches copies that ring no bell
+  std::atomic<bool> moving_{false};   ///< guards what follows: one thread at a time
   std::array<chunk_use, chunk_count> uses_{};
   std::deque<std::shared_ptr<staged_job>> jobs_;
   std::vector<std::shared_ptr<staged_job>> fresh_;  ///< posted; under the lock

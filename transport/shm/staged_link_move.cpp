@@ -5,7 +5,8 @@
 
 #include "troupe/transport/shm/staged_link.hpp"
 
-// How bytes move through chunks: ours, for what we initiate, and the peer's, for what it asks.
+// How bytes move through chunks: ours for the batches that we initiate, the peer's for its
+// requests.
 
 namespace troupe::transport::shm {
 
@@ -13,10 +14,11 @@ namespace {
 
 using step = chunk_use::step;
 
-/// What the processor copies for one link before the others have their turn.
+/// Bytes that the CPU copies for one link before the others have their turn.
 constexpr std::uint64_t host_bytes_per_round = std::uint64_t{4} << 20;
 
-/// Calls `move` with the copies between the chunk and the runs, some at a time. `write`: into the runs.
+/// Calls `move` with the copies between the chunk and the runs, a group at a time. `write` means
+/// into the runs.
 template <class Move>
 result<void> copy_runs(direction dir, std::span<const staging::memory_run> runs, std::byte* chunk,
                        Move move) {
@@ -38,7 +40,7 @@ result<void> copy_runs(direction dir, std::span<const staging::memory_run> runs,
   return count == 0 ? result<void>{} : move(std::span<const copy_run>{some.data(), count});
 }
 
-/// What the peer said, in words that can be trusted to be words: they go into logs.
+/// The peer's failure, with its sentence made safe for logs.
 troupe::error failure_of(const chunk_answer& said) {
   const auto status = said.status;
   const auto code = status <= UINT8_MAX && is_errc(static_cast<std::uint8_t>(status))
@@ -89,7 +91,7 @@ bool staged_link::move_chunks() {
   moving_.store(false, std::memory_order_release);
   if (now.worked) sink_.deliver();
   if (now.nonsense) break_link(std::move(*now.nonsense), false);
-  // What ended may have been the last of a fence, and who posts attends to nothing else.
+  // An ended copy may complete a fence, and a thread that posts does not call `attend` otherwise.
   if (now.worked && attention_.load(std::memory_order_acquire)) attend();
   if (now.worked && !up_.load(std::memory_order_acquire)) settle();
   return now.worked;
@@ -101,7 +103,8 @@ void staged_link::use_chunks(round& now) {
   if (!jobs_.empty()) end_jobs(now);
 }
 
-/// Under no lock: from now on the job's memory is touched, and its fence waits; unless it has ended.
+/// Under no lock: from now on the job's memory is touched, and its fence waits. Returns false if
+/// the job has ended.
 bool staged_link::begin_touch(staged_job& job) {
   if (job.touching == 0) {
     const std::lock_guard lock{mutex_};
@@ -114,7 +117,7 @@ bool staged_link::begin_touch(staged_job& job) {
   return true;
 }
 
-/// The chunk's bytes are where they belong.
+/// The chunk's bytes have arrived at their destination.
 void staged_link::arrive(round& now, std::size_t index) {
   const auto& use = uses_[index];
   {
@@ -124,7 +127,7 @@ void staged_link::arrive(round& now, std::size_t index) {
   leave(now, index);
 }
 
-/// The chunk has done its work, or cannot.
+/// The chunk is done with its work, or has failed with `why`.
 void staged_link::leave(round& now, std::size_t index, std::optional<troupe::error> why) {
   auto& use = uses_[index];
   if (why && !use.job->why) use.job->why = std::move(why);
@@ -186,7 +189,8 @@ void staged_link::go_on(round& now, std::size_t index) {
   }
 }
 
-/// Between the local region and the chunk; the job is touched. `write`: into the chunk.
+/// Copies between the local region and the chunk, after `begin_touch`. `write` means into the
+/// chunk.
 void staged_link::copy_local(round& now, std::size_t index, direction dir) {
   auto& use = uses_[index];
   const auto& piece = use.job->pieces[use.piece];
@@ -213,7 +217,7 @@ void staged_link::copy_local(round& now, std::size_t index, direction dir) {
                             .group = {}});
 }
 
-/// Between the chunk and memory of the peer that is mapped here; the job is touched.
+/// Copies between the chunk and memory of the peer that we can access, after `begin_touch`.
 result<void> staged_link::copy_by_hand(round& now, std::size_t index) {
   const auto& use = uses_[index];
   const auto& piece = use.job->pieces[use.piece];
@@ -252,7 +256,7 @@ void staged_link::ask(round& now, std::size_t index) {
 
 // -- all of them
 
-/// Chunks that are free go to the jobs in the order in which they were posted.
+/// Assigns free chunks to the jobs in the order in which they were posted.
 void staged_link::start_chunks(round& now) {
   std::size_t index = 0;
   for (const auto& job : jobs_) {
@@ -288,7 +292,7 @@ void staged_link::start_chunk(round& now, std::size_t index,
   copy_local(now, index, direction::read);
 }
 
-/// Those that are through, those that cannot be, and those that somebody else ended.
+/// Ends the jobs that are complete or have failed, and drops those that were ended elsewhere.
 void staged_link::end_jobs(round& now) {
   const std::lock_guard lock{mutex_};
   std::erase_if(jobs_, [&](const std::shared_ptr<staged_job>& job) {

@@ -4,7 +4,7 @@
 #include "troupe/transport/batch_check.hpp"
 #include "troupe/transport/shm/staged_link.hpp"
 
-// The initiator's side of batches that go through chunks: which they are, and what is checked of them.
+// The initiator's side of batches that go through chunks: which batches do, and their checks.
 
 namespace troupe::transport::shm {
 
@@ -45,7 +45,8 @@ result<std::shared_ptr<staged_job>> staged_link::make_staged(batch& work) {
       work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
 }
 
-/// Our chunks: there, known to the peer if it must move, pinned if a GPU of ours does. Once.
+/// Creates our chunks, shares them with the peer if it must move bytes, and pins them if a GPU of
+/// ours does; each once.
 result<void> staged_link::need_chunks(const staged_job& job) {
   if (job.total == 0) return {};
   const std::lock_guard making{area_mutex_};

@@ -11,7 +11,7 @@ namespace troupe::transport::shm {
 
 namespace {
 
-/// Under which a process names who may trace it.
+/// The `ptrace_scope` in which a process names its tracers.
 constexpr int only_who_is_named = 1;
 
 }  // namespace
@@ -46,7 +46,7 @@ unsigned long named_tracers::with(std::uint32_t pid) {
 }
 
 bool let_trace(std::uint32_t pid) {
-  // The kernel's entry is one for the whole process, and so is what was put there.
+  // The kernel keeps one entry for the whole process, so this state is shared, too.
   static std::mutex mutex;
   static named_tracers named;
   if (pid == static_cast<std::uint32_t>(::getpid())) return false;

@@ -9,7 +9,7 @@
 
 namespace troupe::transport::staging {
 
-/// A segment as one side's memory has it: `count` times `length` bytes, `stride` apart.
+/// One side of a segment: `count` times `length` bytes, `stride` apart.
 struct memory_run {
   std::byte* at{nullptr};
   std::uint64_t length{0};

@@ -8,7 +8,7 @@ namespace troupe::transport::staging {
 
 namespace {
 
-/// How long the end of a link waits for a GPU that does not come to an end.
+/// How long a link that ends waits for copies of a GPU that does not finish.
 constexpr std::chrono::seconds longest_goodbye{10};
 
 }  // namespace
@@ -54,7 +54,7 @@ std::shared_ptr<staged_copy> staged_copies::start(staging_chunk chunk, const ord
     copies_.push_back(made);
     under_way_.fetch_add(1, std::memory_order_seq_cst);
   }
-  bell_->disarm();  // it was not for this one
+  bell_->disarm();  // it was armed without this copy
   if (engine_.asleep()) engine_.wake();
   return made;
 }
@@ -79,18 +79,18 @@ result<staging_chunk> staged_copies::lend(const std::shared_ptr<chunk_quota>& qu
 }
 
 bool staged_copies::may_sleep() {
-  // Who is left without a chunk waits for other links' as well: nobody tells of those.
+  // A copy without a chunk waits for chunks of other links as well, which ring no bell.
   if (starved_.load(std::memory_order_relaxed) || any_flown()) return false;
   if (bell_->arm()) return true;
-  // The streams are shared by all links of the endpoint. Behind copies that another link gave them
-  // after ours the bell rings late, by as long as a few chunks take; but where another link's look has
-  // just heard of the end of ours, the bell may be behind other links' copies alone.
+  // The streams are shared by all links of the endpoint. Behind copies that another link started
+  // after ours the bell rings late, by the time of a few chunks. But if another link's `look` has
+  // just seen the end of ours, the bell may stand behind copies of other links alone: check again.
   if (pool_->ring_at_ends(bell_) && !any_flown()) return true;
   bell_->disarm();
   return false;
 }
 
-/// Whether a look would find something.
+/// Whether `look` would find a copy that has ended.
 bool staged_copies::any_flown() {
   const std::lock_guard lock{mutex_};
   return std::ranges::any_of(copies_, [](const auto& copy) { return copy->flown(); });
@@ -98,8 +98,8 @@ bool staged_copies::any_flown() {
 
 staged_copies::news staged_copies::look() {
   news told;
-  std::vector<region_use> unused;  // given up after the lock: the last use may free memory
-  std::vector<std::shared_ptr<staged_copy>> ended;  // so are chunks
+  std::vector<region_use> unused;  // released after the lock: the last use may free memory
+  std::vector<std::shared_ptr<staged_copy>> ended;  // likewise, for their chunks
   pool_->look();
   const std::lock_guard lock{mutex_};
   told.ended = starved_.exchange(false, std::memory_order_relaxed);

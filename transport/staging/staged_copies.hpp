@@ -16,12 +16,12 @@
 
 namespace troupe::transport::staging {
 
-/// The copies of one lane's part of a batch into memory of GPUs, taken together. Thread-safe.
+/// All copies of one lane's part of a batch into GPU memory. Thread-safe.
 class copy_group {
  public:
   void begin() noexcept { under_way_.fetch_add(1, std::memory_order_relaxed); }
   void end() noexcept { under_way_.fetch_sub(1, std::memory_order_release); }
-  /// The first one is kept.
+  /// Keeps the first failure.
   void note(const troupe::error& failure);
 
   [[nodiscard]] bool idle() const noexcept {
@@ -35,25 +35,25 @@ class copy_group {
   std::optional<troupe::error> failure_;
 };
 
-/// One copy between a chunk and memory of GPUs.
+/// One copy between a chunk and GPU memory.
 struct staged_copy {
-  /// The GPUs are done with it.
+  /// Whether the GPUs are done with the copy.
   [[nodiscard]] bool flown() const noexcept;
 
   staging_chunk chunk;
   std::vector<xgmi::flight> flights;
-  std::vector<region_use> memory;  ///< until the copy has ended
+  std::vector<region_use> memory;  ///< held until the copy has ended
   transfer_id transfer;
-  std::uint64_t batch{0};  ///< of ours that ends where the copy fails; 0: none
+  std::uint64_t batch{0};  ///< our batch, which fails if the copy fails; 0 if none
   std::shared_ptr<copy_group> group;
   std::uint64_t bytes{0};
-  std::optional<troupe::error> failure;  ///< to be read when it has ended
+  std::optional<troupe::error> failure;  ///< read it only when the copy has ended
   std::atomic<bool> ended{false};
 };
 
-/// The copies of one link that are under way. Nobody waits for one: who makes progress looks, and is
-/// woken when it sleeps. What a
-/// transfer has under way keeps its regions registered and its fence from being answered. Thread-safe.
+/// The copies in flight of one link. No thread waits for a copy: the thread that makes progress
+/// calls `look`, and is woken if it sleeps. A transfer's copies in flight keep its regions
+/// registered and its fence pending. Thread-safe.
 class staged_copies {
  public:
   staged_copies(std::shared_ptr<staging_pool> pool, progress_engine& engine)
@@ -62,7 +62,7 @@ class staged_copies {
         bell_{std::make_shared<ends_bell>(engine.waker())} {}
   staged_copies(const staged_copies&) = delete;
   staged_copies& operator=(const staged_copies&) = delete;
-  /// Waits for what is under way, for some seconds at most: its chunks are used again.
+  /// Waits some seconds at most for copies in flight, since their chunks are reused.
   ~staged_copies();
 
   struct order {
@@ -70,41 +70,42 @@ class staged_copies {
     std::span<const memory_run> runs;
     run_cursor from;
     std::uint64_t bytes{0};
-    std::span<const region_use> memory;  ///< where the runs are
+    std::span<const region_use> memory;  ///< the regions of the runs
     transfer_id transfer;
     std::uint64_t batch{0};
     std::shared_ptr<copy_group> group;
   };
-  /// Under a pin of the memory's guard; it never fails but at its end.
+  /// Call it under a pin of the memory's guard. A failure is reported only at the end of the copy.
   std::shared_ptr<staged_copy> start(staging_chunk chunk, const order& what);
-  /// One that failed before it began.
+  /// A copy that failed before it began.
   std::shared_ptr<staged_copy> refuse(const order& what, troupe::error why);
-  /// `staging_pool::lend`; who is left without one is called again, as after a copy that ended.
+  /// `staging_pool::lend`. A caller left without a chunk is notified by `look` to try again, as
+  /// after a copy that ended.
   [[nodiscard]] result<staging_chunk> lend(const std::shared_ptr<chunk_quota>& quota);
   [[nodiscard]] result<void> prepare(std::uint32_t gpu) { return pool_->prepare(gpu); }
   [[nodiscard]] staging_pool& pool() const noexcept { return *pool_; }
 
-  /// Whether there is something to look at. All that a link without GPUs ever asks.
+  /// Whether `look` has anything to do. The only check that a link without GPUs makes.
   [[nodiscard]] bool any() const noexcept {
     return under_way_.load(std::memory_order_seq_cst) != 0 ||
            starved_.load(std::memory_order_relaxed);
   }
 
-  /// Before a sleep, while there is something to look at: the engine is woken when what the GPUs have
-  /// under way has ended. Not by a GPU that is lost: who sleeps looks now and then. False: look again
-  /// at once.
+  /// Called before a sleep while `any()`: has the engine woken when the copies in flight on the
+  /// GPUs have ended. A lost GPU wakes nobody, so a sleeper must look now and then. Returns false
+  /// if it must look again at once.
   [[nodiscard]] bool may_sleep();
 
   struct news {
-    bool ended{false};  ///< some copy has: whoever waited for it, or for its chunk, may go on
-    std::vector<std::pair<std::uint64_t, troupe::error>> failed;  ///< batches of ours
-    std::vector<transfer_id> quiescent;                           ///< of `fence`
+    bool ended{false};  ///< a copy has ended: its waiters, and those for its chunk, may go on
+    std::vector<std::pair<std::uint64_t, troupe::error>> failed;  ///< our batches
+    std::vector<transfer_id> quiescent;                           ///< fenced transfers
   };
   [[nodiscard]] news look();
-  /// After everything that could start a copy of the transfer was withdrawn. True: some are under way,
-  /// and `look` will say when they have ended.
+  /// Call it once nothing can start a copy of the transfer any more. Returns whether copies are in
+  /// flight; `look` then reports when they have ended.
   [[nodiscard]] bool fence(transfer_id transfer);
-  /// Whether a copy of the transfer is under way, for who asks again instead of being told.
+  /// Whether a copy of the transfer is in flight, for callers that poll.
   [[nodiscard]] bool touches(transfer_id transfer);
 
  private:
@@ -116,7 +117,7 @@ class staged_copies {
       disarm();
       wakes_->wake();
     }
-    /// True: it was armed before.
+    /// Returns whether it was armed before.
     [[nodiscard]] bool arm() noexcept { return armed_.exchange(true, std::memory_order_seq_cst); }
     void disarm() noexcept { armed_.store(false, std::memory_order_seq_cst); }
 
@@ -133,7 +134,7 @@ class staged_copies {
   const std::shared_ptr<ends_bell> bell_;
   std::atomic<std::uint32_t> under_way_{0};
   std::atomic<bool> starved_{false};
-  std::mutex mutex_;  ///< of what follows; nothing is waited for under it
+  std::mutex mutex_;  ///< guards what follows; never held while waiting
   std::vector<std::shared_ptr<staged_copy>> copies_;
   std::set<std::uint64_t> fenced_;
 };

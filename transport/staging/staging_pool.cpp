@@ -10,12 +10,13 @@ namespace troupe::transport::staging {
 namespace {
 
 constexpr std::size_t chunks_at_once = 8;
-/// Runs of at least so many bytes cross the bus by the copy engine: there its start costs no more
-/// than a kernel's, and it leaves the processors alone.
+/// Runs of at least so many bytes use the copy engine: at this size it costs no more to start than
+/// a kernel, and it leaves the GPU's compute units alone.
 constexpr std::uint64_t least_engine_bytes = std::uint64_t{256} << 10;
 
-/// Puts what the cursor stands at, at most `bytes`, behind the segments: between the run's memory and
-/// place `at` of the chunk. Runs that go on where the last one ended become one. Returns its bytes.
+/// Appends a segment for the bytes at the cursor, at most `bytes`, between the run's memory and
+/// offset `at` of the chunk. Contiguous runs are merged into one segment. Returns the number of
+/// bytes.
 std::uint64_t add_segment(std::vector<segment>& segments, const memory_run& run,
                           const run_cursor& here, std::uint64_t at, std::uint64_t bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(run.at) + here.repetition() * run.stride;
@@ -158,9 +159,9 @@ result<void> staging_pool::launch(direction dir, std::uint32_t gpu,
   how.total = bytes;
   how.segments = segments.size();
   xgmi::batch_launch launch{**lanes, how};
-  // The segments hold addresses: they count from 0, those of the chunk from where GPUs see it.
+  // Run addresses in the segments are absolute (base 0); chunk offsets count from its GPU address.
   launch.add(dir, nullptr, reinterpret_cast<const std::byte*>(chunk.device_address()), segments);
-  flights.push_back(launch.end());  // of what was launched before it failed, too
+  flights.push_back(launch.end());  // also after a failure: earlier launches are in flight
   if (launch.failure()) return fail(*launch.failure());
   return {};
 }

@@ -20,8 +20,8 @@
 namespace troupe::transport::staging {
 
 /// How many chunks one direction of a lane may hold: one on the wire, one that the GPU copies, one
-/// between the two. Each has its own, so that none waits for another; who has none left waits for its
-/// own copies or its own socket. Thread-safe.
+/// in between. Each direction has its own quota, so that none waits for another; a direction
+/// without a chunk left waits for its own copies or its own socket. Thread-safe.
 class chunk_quota {
  public:
   static constexpr std::uint32_t most = 3;
@@ -41,15 +41,15 @@ class chunk_quota {
 
 class staging_pool;
 
-/// Pinned memory on loan: host and GPUs reach it. Goes back to its pool with its last owner; an empty
-/// one has none, and one of `somebody_elses` goes back to nobody.
+/// Pinned memory on loan, accessible to host and GPUs. Returned to its pool by its last owner. An
+/// empty chunk has no memory; a chunk of `somebody_elses` is not returned.
 class staging_chunk {
  public:
   staging_chunk() = default;
   staging_chunk(std::shared_ptr<staging_pool> from, std::shared_ptr<chunk_quota> quota,
                 const xgmi::pinned_memory& memory) noexcept
       : from_{std::move(from)}, quota_{std::move(quota)}, memory_{memory} {}
-  /// Who owns it keeps it until what uses it has ended.
+  /// The owner of the memory must keep it until every use of the chunk has ended.
   [[nodiscard]] static staging_chunk somebody_elses(const xgmi::pinned_memory& memory) noexcept {
     return {nullptr, nullptr, memory};
   }
@@ -68,7 +68,7 @@ class staging_chunk {
   explicit operator bool() const noexcept { return from_ != nullptr; }
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {memory_.host, memory_.size}; }
   [[nodiscard]] std::uint64_t device_address() const noexcept { return memory_.device_address; }
-  /// The end of the loan, early.
+  /// Ends the loan early.
   void release() noexcept;
 
  private:
@@ -77,13 +77,12 @@ class staging_chunk {
   xgmi::pinned_memory memory_{};
 };
 
-/// The pinned memory of one endpoint by which bytes get between its GPUs and its peers, and the
-/// streams that copy them. A chunk that was made once is used again until the endpoint ends.
-/// Thread-safe.
+/// The pinned memory of one endpoint through which bytes move between its GPUs and its peers, and
+/// the streams that copy them. Chunks are reused until the endpoint ends. Thread-safe.
 class staging_pool : public std::enable_shared_from_this<staging_pool> {
  public:
-  /// Large enough that the start of a copy does not count, small enough that two are under way at
-  /// once in most transfers.
+  /// Large enough to make the start of a copy negligible, small enough that most transfers have two
+  /// in flight at once.
   static constexpr std::size_t chunk_size = std::size_t{1} << 20;
 
   staging_pool(std::shared_ptr<xgmi::gpu_site> site, xgmi_options options);
@@ -91,32 +90,34 @@ class staging_pool : public std::enable_shared_from_this<staging_pool> {
   staging_pool& operator=(const staging_pool&) = delete;
   ~staging_pool();
 
-  /// Before memory of `gpu` is copied for the first time: what takes long is done here, not where
-  /// bytes move. The errors of the GPU; `backend_unavailable` once one was lost.
+  /// Call it before memory of `gpu` is copied for the first time: slow setup is done here, not
+  /// where bytes move. Returns the errors of the GPU; `backend_unavailable` once a GPU was lost.
   [[nodiscard]] result<void> prepare(std::uint32_t gpu);
-  /// The same for who has chunks of his own.
+  /// As `prepare`, for callers with chunks of their own.
   [[nodiscard]] result<void> prepare_streams(std::uint32_t gpu);
   [[nodiscard]] xgmi::gpu_runtime& runtime() const noexcept { return *site_->runtime; }
-  /// No chunk: the quota is used up, or the host gives no more pinned memory and other lanes have
-  /// what there is (`starved` then); try again. An error: there is no chunk at all.
+  /// Returns an empty chunk if the quota is used up, or if the host gives no more pinned memory and
+  /// other lanes hold all chunks (then `starved` is set): try again. An error if there is no chunk
+  /// at all.
   [[nodiscard]] result<staging_chunk> lend(const std::shared_ptr<chunk_quota>& quota,
                                            bool& starved);
 
   struct started {
-    std::vector<xgmi::flight> flights;  ///< one per GPU that copies, also when there is a failure
+    std::vector<xgmi::flight> flights;  ///< one per copying GPU, also after a failure
     std::optional<troupe::error> failure;
   };
-  /// Starts to copy the `bytes` of `runs` behind `from`: into the chunk (`write`) or out of it. What
-  /// lies in memory of the host is copied when this returns. The memory must be pinned meanwhile and
-  /// stay until the flights have ended.
+  /// Starts to copy the next `bytes` of `runs` from `from` on, into the chunk (`write`) or out of
+  /// it. Host memory is copied when this returns. The memory must be pinned meanwhile, and stay
+  /// until the flights have ended.
   [[nodiscard]] started copy(direction dir, std::span<const memory_run> runs, run_cursor from,
                              std::uint64_t bytes, const staging_chunk& chunk);
-  /// Makes a call that may wait for all that a GPU was given, from a thread of its own. The call must
-  /// not hold the pool.
+  /// Makes a call on a separate thread: it may wait for all the work of a GPU. The call must not
+  /// hold the pool.
   void later(std::function<void()> call) { late_.give(std::move(call)); }
-  /// Asks the GPUs how far they are.
+  /// Polls the GPUs for progress.
   void look() { lanes_->look(); }
-  /// Rings when what the GPUs have under way now has ended. False: nothing is, or it cannot ring.
+  /// Rings when the copies now in flight on the GPUs have ended. Returns false if there are none,
+  /// or if it cannot ring.
   [[nodiscard]] bool ring_at_ends(const std::shared_ptr<xgmi::bell>& what) {
     return lanes_->ring_at_ends(what);
   }
@@ -131,13 +132,13 @@ class staging_pool : public std::enable_shared_from_this<staging_pool> {
 
   const std::shared_ptr<xgmi::gpu_site> site_;
   const xgmi_options options_;
-  std::mutex mutex_;  ///< of what follows, up to the lanes
+  std::mutex mutex_;  ///< guards what follows, up to the lanes
   std::vector<xgmi::pinned_memory> slabs_;
   std::vector<xgmi::pinned_memory> free_;
   std::size_t lent_{0};
-  std::uint32_t gpu_{0};  ///< the one that was prepared last
+  std::uint32_t gpu_{0};  ///< the last one prepared
   std::unique_ptr<xgmi::copy_lanes> lanes_;
-  xgmi::late_calls late_;  ///< ends first: what it calls needs the runtime
+  xgmi::late_calls late_;  ///< destroyed first: its calls need the runtime
 };
 
 }  // namespace troupe::transport::staging

@@ -11,7 +11,7 @@ bool has_trailer(frame_type type) noexcept {
   return type == frame_type::write || type == frame_type::read_data;
 }
 
-// The bytes that a write's table announces; saturates, so that no sum wraps.
+// The bytes that a write's table announces. Saturates, so no sum wraps.
 std::uint64_t announced(std::span<const std::byte> table) noexcept {
   std::uint64_t sum = 0;
   while (!table.empty()) {

@@ -9,9 +9,9 @@
 
 namespace troupe::transport::tcp {
 
-/// Turns the bytes of a lane into events. Pure: no memory of its own beyond one header, nothing
-/// allocated from a length that the peer gave. The caller keeps the bytes that were not consumed
-/// and calls again with more behind them; a buffer of `max_head` bytes always suffices to go on.
+/// Turns the bytes of a lane into events. It stores no more than one header and allocates nothing
+/// by a length that the peer gave. The caller keeps the bytes that were not consumed and calls
+/// again with more behind them; a buffer of `max_head` bytes always suffices for progress.
 ///
 /// | state | bytes | event | next state |
 /// | --- | --- | --- | --- |
@@ -34,22 +34,22 @@ class frame_decoder {
     std::span<const std::byte> bytes;
   };
 
-  /// Consumes from the front of `in` what one event takes.
+  /// Returns the next event and consumes its bytes from the front of `in`.
   [[nodiscard]] event next(std::span<const std::byte>& in);
 
-  /// Of the frame that has begun and not ended.
+  /// The header of the current frame.
   [[nodiscard]] const frame_header& header() const noexcept { return header_; }
-  /// Bytes of data still to come. The caller may take them from the wire straight into their place
-  /// and say so, instead of showing them to `next`.
+  /// Data bytes still to come. Instead of passing them to `next`, the caller may receive them
+  /// straight into their place and call `took_data`.
   [[nodiscard]] std::size_t data_left() const noexcept { return state_ == state::data ? left_ : 0; }
   void took_data(std::size_t bytes) noexcept;
-  /// Bytes of session still to come.
+  /// Session bytes still to come.
   [[nodiscard]] std::size_t session_left() const noexcept {
     return state_ == state::session ? left_ : 0;
   }
-  /// After `end` of a frame with a trailer: 0, or why the sender could not keep the data whole.
+  /// After the `end` of a frame with a trailer: 0, or why the sender could not send intact data.
   [[nodiscard]] std::uint32_t trailer_status() const noexcept { return trailer_status_; }
-  /// After `malformed`.
+  /// Why the stream is malformed; valid after `malformed`.
   [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
   /// Whether the next byte begins a frame.
   [[nodiscard]] bool between_frames() const noexcept { return state_ == state::head; }

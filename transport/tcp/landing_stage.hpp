@@ -11,21 +11,21 @@ namespace troupe::transport::tcp {
 
 struct landing;
 
-/// Where one lane puts data that are for memory of GPUs: the socket fills a chunk, a GPU empties it
-/// while the next one is filled. Used by whoever receives, one thread at a time.
+/// Chunks through which one lane lands data in GPU memory: the socket fills a chunk, and a GPU
+/// empties it while the next one is filled. Used by one receiving thread at a time.
 class landing_stage {
  public:
   explicit landing_stage(staging::staged_copies& copies) : copies_{copies} {}
 
-  /// Where the next bytes go. None: every chunk is being emptied; the peer waits. An error: there is
-  /// no chunk at all.
+  /// The place for the next bytes. Empty while every chunk is being emptied, so the peer waits.
+  /// Fails if there is no chunk at all.
   [[nodiscard]] result<std::span<std::byte>> room();
-  /// So many were put there. A chunk that is full is sent off at once. False: the memory was
-  /// withdrawn.
+  /// Records `bytes` put there and launches the chunk if it is full. Returns false if the memory
+  /// was withdrawn.
   [[nodiscard]] bool filled(landing& where, std::size_t bytes);
-  /// Sends off what there is; the same.
+  /// Starts copying the filled bytes to their place. Returns false if the memory was withdrawn.
   [[nodiscard]] bool launch(landing& where);
-  /// Forgets what there is.
+  /// Discards the filled bytes.
   void drop() noexcept;
 
  private:

@@ -11,7 +11,7 @@ namespace troupe::transport::tcp {
 
 namespace {
 
-/// Of the same length, so that role and messages cannot run into each other.
+/// Labels of equal length, so that label and messages cannot be confused.
 constexpr std::string_view dialer_label = "troupe lane dials v2";
 constexpr std::string_view acceptor_label = "troupe lane waits v2";
 constexpr std::string_view invitation_label = "troupe lane comes v2";

@@ -86,7 +86,7 @@ bool listener::accept_all() {
 }
 
 int listener::take_without_descriptors() {
-  // A connection that is left where it is would wait for ever and wake us again and again.
+  // A connection left in the backlog would wait for ever and wake this thread again and again.
   spare_.reset();
   owned_fd caller{::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
   spare_ = spare_descriptor();
@@ -125,10 +125,10 @@ void listener::admit(int fd) {
     timer_set_ = true;
     engine_.call_at(now + sweep_every, shared_from_this(), 0);
   }
-  listen_to(std::prev(strangers_.end()));  // most have spoken already when they are accepted
+  listen_to(std::prev(strangers_.end()));  // most have sent their greeting by now
 }
 
-// A real peer has greeted by the time that we come to accept it, and answers its challenge at once.
+// A real peer has usually greeted before it is accepted, and answers its challenge at once.
 void listener::make_room() {
   notice("too many connections that have not proved themselves: the oldest was dropped");
   const auto silent = std::ranges::find_if(strangers_, [](const stranger& s) { return !s.said; });
@@ -136,7 +136,7 @@ void listener::make_room() {
 }
 
 void listener::listen_to(strangers::iterator who) {
-  // Not a byte more than the message that is awaited: what follows is the link's.
+  // Read no byte beyond the expected message: what follows belongs to the link.
   const auto into =
       who->said ? std::span<std::byte>{who->shown} : std::span<std::byte>{who->greeting};
   const auto got =
@@ -154,7 +154,7 @@ void listener::listen_to(strangers::iterator who) {
   }
 }
 
-// What is no greeting from its first bytes on need not be waited for.
+// Refuses as soon as the first bytes cannot be a greeting, without waiting for the rest.
 void listener::hear_greeting(strangers::iterator who) {
   const auto heard = std::span{who->greeting}.first(who->got);
   auto readable = check_hello_start(heard);
@@ -176,13 +176,13 @@ void listener::hear_greeting(strangers::iterator who) {
   }
 }
 
-// Whoever it is: an unknown link is challenged as well.
+// Challenges every connection, even for an unknown link.
 void listener::challenge(strangers::iterator who) {
   hello_reply question{.kind = reply_kind::challenge, .status = 0, .body = {}};
   random_bytes(question.body);
   who->challenge = encode(question);
   who->got = 0;
-  // A fresh socket takes 48 bytes at once; one that does not is of no use.
+  // A fresh socket accepts 48 bytes at once; drop any other.
   const auto sent = ::send(who->fd.get(), who->challenge.data(), who->challenge.size(),
                            MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent != static_cast<ssize_t>(who->challenge.size())) drop(who);
@@ -199,7 +199,7 @@ void listener::judge(strangers::iterator who) {
     const auto at = waiting_.find(claim.said.link);
     if (at != waiting_.end()) link = at->second.lock();
   }
-  if (!link) {  // answered like a wrong proof
+  if (!link) {  // an unknown link gets the same answer as a wrong proof
     refuse(who,
            {errc::unauthorized, "it did not prove that it has the offer of a link that waits"});
     return;
@@ -216,7 +216,7 @@ void listener::judge(strangers::iterator who) {
 void listener::refuse(strangers::iterator who, const troupe::error& why) {
   notice("a connection was refused: " + to_string(why));
   const auto bytes = refusal_of(why.code);
-  // 48 bytes into a socket that has taken 48 at most; whether they arrive is the stranger's affair.
+  // The socket has taken at most 48 bytes before. It does not matter whether these arrive.
   [[maybe_unused]] const auto sent =
       ::send(who->fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   drop(who);

@@ -17,8 +17,8 @@
 
 namespace troupe::transport::tcp {
 
-/// A connection that has said all that it can say: its greeting, what it was challenged with, and the
-/// proofs that it showed.
+/// What a connection has presented: its greeting, the challenge that it got, and the proofs that it
+/// showed.
 struct lane_claim {
   hello said;
   hello_bytes greeting{};
@@ -26,19 +26,19 @@ struct lane_claim {
   dialers_proofs shown{};
 };
 
-/// A link that waits for lanes.
+/// A link waiting for lanes.
 class lane_acceptor {
  public:
   virtual ~lane_acceptor() = default;
-  /// Checks the proofs and takes the descriptor, or says why it does not.
+  /// Checks the proofs and takes the descriptor, or returns why not.
   [[nodiscard]] virtual std::optional<troupe::error> accept_lane(owned_fd& fd,
                                                                  const lane_claim& claim) = 0;
 };
 
-/// The endpoint's one listening socket. Trusts nobody: until a connection has proved that it holds the
-/// offers of a link that waits, it costs some 300 bytes of memory and one descriptor, two seconds at
-/// most, and at most `max_pending_connections` of them are kept. Where there are more, the oldest that
-/// has not greeted goes first, then the oldest.
+/// The endpoint's only listening socket. It trusts nobody: until a connection has proved that it
+/// holds the offers of a waiting link it costs about 300 bytes of memory and one descriptor, for
+/// two seconds at most. At most `max_pending_connections` are kept; beyond that, the oldest that
+/// has not greeted is dropped first, then the oldest.
 class listener final : public pollable, public std::enable_shared_from_this<listener> {
  public:
   [[nodiscard]] static result<std::shared_ptr<listener>> create(backend_context& context);
@@ -49,7 +49,7 @@ class listener final : public pollable, public std::enable_shared_from_this<list
 
   void expect(std::uint64_t link, std::weak_ptr<lane_acceptor> who);
   void forget(std::uint64_t link);
-  /// Before the endpoint goes.
+  /// Must be called before the endpoint is destroyed.
   void stop();
 
   bool on_ready(std::uint64_t key, std::uint32_t events) override;
@@ -63,7 +63,7 @@ class listener final : public pollable, public std::enable_shared_from_this<list
     steady_time until;
     hello_bytes greeting{};
     std::size_t got{0};           ///< bytes of the greeting, then of the proofs
-    std::optional<hello> said{};  ///< once it has greeted; from then on it is challenged
+    std::optional<hello> said{};  ///< set once it has greeted and been challenged
     reply_bytes challenge{};
     proof_bytes shown{};
   };
@@ -71,7 +71,7 @@ class listener final : public pollable, public std::enable_shared_from_this<list
 
   listener(backend_context& context, owned_fd fd);
   bool accept_all();
-  /// The connection that met no free descriptor, if there is one for it now; else -1.
+  /// Accepts or drops a connection when descriptors have run out. Returns its descriptor, or -1.
   int take_without_descriptors();
   void admit(int fd);
   void listen_to(strangers::iterator who);
@@ -89,7 +89,7 @@ class listener final : public pollable, public std::enable_shared_from_this<list
   const std::uint16_t port_;
   watch_id watch_;
 
-  // Touched by calls of the engine only, which never overlap.
+  // Used only in calls from the engine, which never overlap.
   owned_fd spare_;  ///< given up to take and drop a connection when descriptors run out
   strangers strangers_;
   std::unordered_map<std::uint64_t, strangers::iterator> by_key_;
@@ -98,7 +98,7 @@ class listener final : public pollable, public std::enable_shared_from_this<list
   steady_time last_notice_{};
   std::uint64_t unsaid_{0};
 
-  std::mutex mutex_;  // of `waiting_`
+  std::mutex mutex_;  // guards `waiting_`
   std::unordered_map<std::uint64_t, std::weak_ptr<lane_acceptor>> waiting_;
 };
 

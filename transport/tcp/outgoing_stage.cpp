@@ -8,10 +8,10 @@ namespace troupe::transport::tcp {
 
 namespace {
 
-/// Runs of a few bytes take more of a GPU's tables than of a chunk.
+/// Limits the runs per chunk: short runs use more of a GPU's tables than of a chunk.
 constexpr std::size_t most_runs_in_chunk = 8192;
 
-/// How much of the job goes into one chunk.
+/// How many bytes of the job go into the next chunk.
 std::uint64_t share_of(const outgoing& job, const staging::run_cursor& from) noexcept {
   std::uint64_t bytes = 0;
   std::uint64_t done = job.runs[from.run()].length * from.repetition() + from.offset();

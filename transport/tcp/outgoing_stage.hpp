@@ -12,8 +12,8 @@ namespace troupe::transport::tcp {
 
 struct outgoing;
 
-/// What a lane sends of a job whose bytes lie in memory of GPUs: they come into chunks, and from there
-/// go to the socket while the next ones come. Used by whoever flushes the lane, one thread at a time.
+/// Chunks through which a lane sends a job from GPU memory: a GPU copies bytes into chunks, and
+/// they go to the socket while the next ones are copied. Used by one flushing thread at a time.
 ///
 /// | a chunk  | on                       | becomes  |
 /// | -------- | ------------------------ | -------- |
@@ -26,23 +26,24 @@ class outgoing_stage {
   outgoing_stage(staging::staged_copies& copies, std::shared_ptr<staging::chunk_quota> quota)
       : copies_{copies}, quota_{std::move(quota)} {}
 
-  /// Starts copies as far as there are chunks. Nothing happens once the job is withdrawn. False: it waits
-  /// for a chunk, and whoever is sent behind it must take none before it.
+  /// Starts copies as far as there are chunks; does nothing once the job is withdrawn. Returns
+  /// false if the job waits for a chunk: jobs sent after it must not take one first.
   [[nodiscard]] bool fill(outgoing& job);
-  /// Bytes that may be sent now, in one run of memory.
+  /// Bytes that can be sent now, contiguous in memory.
   [[nodiscard]] std::size_t ready() const noexcept;
-  /// Why the next ones never will be; none: they may. Valid until the next `fill` or `take`.
+  /// Why the next bytes will never be ready; null if they may be. Valid until the next `fill` or
+  /// `take`.
   [[nodiscard]] const troupe::error* failure() const noexcept;
-  /// The next ones, at most `ready` of them. Whoever sends them keeps the copy meanwhile.
+  /// Takes the next bytes, at most `ready()`. The caller keeps the copy until they are sent.
   [[nodiscard]] std::pair<std::byte*, std::shared_ptr<staging::staged_copy>> take(
       std::size_t bytes);
 
  private:
   staging::staged_copies& copies_;
   const std::shared_ptr<staging::chunk_quota> quota_;
-  staging::run_cursor cursor_;  ///< behind what was asked for
+  staging::run_cursor cursor_;  ///< behind the bytes asked for
   std::uint64_t asked_{0};      ///< bytes
-  std::size_t taken_{0};        ///< of the first copy
+  std::size_t taken_{0};        ///< bytes taken of the first copy
   std::deque<std::shared_ptr<staging::staged_copy>> copies_of_job_;
 };
 

@@ -14,7 +14,7 @@ namespace troupe::transport::tcp {
 
 namespace {
 
-constexpr std::size_t max_pieces = 1023;  // of data; one more takes what follows them
+constexpr std::size_t max_pieces = 1023;  // of data; one more piece receives what follows
 
 }  // namespace
 
@@ -28,7 +28,7 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
     const auto at = consume();
     if (at == step::failed) return outcome::failed;
     if (at == step::need_room) {
-      emptied_ = false;  // more has come than there is room for
+      emptied_ = false;  // more data have arrived than there is room for
       return worked ? outcome::worked : outcome::nothing;
     }
     if (budget == 0) return outcome::worked;
@@ -45,7 +45,7 @@ lane_receiver::outcome lane_receiver::run(std::size_t budget) {
     }
     worked = true;
     const auto bytes = static_cast<std::size_t>(got);
-    // Less than was asked for: the socket is empty, do not pay for being told so.
+    // Less than requested: the socket is empty; save the call that would return EAGAIN.
     emptied_ = bytes < asked_;
     budget = emptied_ ? 0 : budget - std::min(budget, bytes);
   }
@@ -93,7 +93,7 @@ lane_receiver::step lane_receiver::handle(const frame_decoder::event& event) {
 
 lane_receiver::step lane_receiver::end_frame() {
   if (landing_.stage != nullptr) {
-    // What the sender could not keep whole is zeros: they need not get there.
+    // The sender replaced data that it could not send intact by zeros: do not copy those.
     if (decoder_.trailer_status() == 0 && landed_ && !landing_.stage->launch(landing_)) {
       landed_ = false;
     }
@@ -119,7 +119,7 @@ void lane_receiver::keep_session(std::span<const std::byte> part) {
     session_in_buffer_ = true;
     return;
   }
-  // Grows by what has arrived, never by what was announced.
+  // Grows by the bytes received, never by the announced size.
   stored_.insert(stored_.end(), part.begin(), part.end());
   session_ = stored_;
 }
@@ -131,7 +131,8 @@ void lane_receiver::save_session() {
   session_in_buffer_ = false;
 }
 
-// A place for the next data in a chunk; none: they wait, or (`landed_` is false then) they are dropped.
+// A place in a chunk for the next data. If empty, the data wait, or, with `landed_` false, are
+// dropped.
 std::span<std::byte> lane_receiver::room() {
   auto place = landing_.stage->room();
   if (place) return *place;
@@ -149,7 +150,7 @@ void lane_receiver::drop_chunk() noexcept {
   if (landing_.stage != nullptr) landing_.stage->drop();
 }
 
-// Data that came along with the head of their frame.
+// Lands data that were received together with the head of their frame.
 void lane_receiver::land(std::span<const std::byte> bytes) {
   payload_ += bytes.size();
   if (!landing_.guard || !landed_) {
@@ -195,8 +196,8 @@ long lane_receiver::receive_head() {
     end_ -= begin_;
     begin_ = 0;
   }
-  // A long session frame passes through the whole buffer; anything else only through its beginning,
-  // since what follows may have a place of its own.
+  // Only a long session frame uses the whole buffer; otherwise read little ahead, since the bytes
+  // that follow may be data with a place of their own.
   asked_ = std::min(buffer_size - end_, std::max(read_ahead, decoder_.session_left()));
   const auto got = ::recv(fd_, buffer_.data() + end_, asked_, MSG_DONTWAIT);
   if (got > 0) end_ += static_cast<std::size_t>(got);
@@ -204,18 +205,18 @@ long lane_receiver::receive_head() {
 }
 
 long lane_receiver::receive_data() {
-  // Filled before it is read; a kilobyte of zeros per read would be for nothing.
+  // Filled before it is read; do not clear it on every call.
   std::array<iovec, max_pieces + 1> pieces;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   const auto left = decoder_.data_left();
   auto count = landing_.cursor.peek(landing_.runs, std::span{pieces}.first(max_pieces), left);
   std::size_t in_place = 0;
   for (std::size_t i = 0; i < count; ++i) in_place += pieces[i].iov_len;
-  if (in_place == 0) {  // cannot be: on_begin saw to it that the runs hold the data
+  if (in_place == 0) {  // cannot happen: on_begin has checked that the runs hold the data
     landed_ = false;
     return receive_to_drop();
   }
   asked_ = in_place;
-  begin_ = end_ = 0;  // data left to come: the buffer is used up
+  begin_ = end_ = 0;  // with data still to come, the buffer is empty
   if (in_place == left) {
     pieces[count++] = {buffer_.data(), read_ahead};
     asked_ += read_ahead;
@@ -242,13 +243,13 @@ long lane_receiver::receive_data() {
   return got;
 }
 
-// As `receive_data`, into the chunk that `consume` found room in.
+// Like `receive_data`, into the chunk in which `consume` found room.
 long lane_receiver::receive_staged() {
   const auto left = decoder_.data_left();
   const auto place = room();
   const auto in_place = std::min(left, place.size());
   std::array<iovec, 2> pieces{{{place.data(), in_place}, {buffer_.data(), read_ahead}}};
-  begin_ = end_ = 0;  // data left to come: the buffer is used up
+  begin_ = end_ = 0;  // with data still to come, the buffer is empty
   const bool all = in_place == left;
   asked_ = in_place + (all ? read_ahead : 0);
   msghdr message{};
@@ -264,8 +265,8 @@ long lane_receiver::receive_staged() {
   return got;
 }
 
-// The frame was refused, or its grant was revoked in the middle of it: the stream goes on behind
-// it.
+// Skips the data of a frame that was refused or whose grant was revoked in the middle of it. The
+// stream continues behind the frame.
 long lane_receiver::receive_to_drop() {
   landed_ = false;
   begin_ = end_ = 0;

@@ -14,51 +14,50 @@
 
 namespace troupe::transport::tcp {
 
-/// Where the data of the frame that has begun go. Without a guard they are read and dropped.
+/// The destination of the current frame's data. Without a guard the data are read and dropped.
 struct landing {
   std::shared_ptr<revocable> guard;
   std::span<const staging::memory_run> runs;  ///< valid until the frame has ended
   staging::run_cursor cursor;
-  // Of what goes into memory of GPUs, by way of the lane's stage; else there is none.
+  // Set only for data that go into GPU memory, through the lane's stage.
   landing_stage* stage{nullptr};
-  std::shared_ptr<staging::copy_group>
-      group{};                           ///< the copies; some may be under way after the frame
-  std::span<const region_use> memory{};  ///< of the runs; to be looked at under a pin
+  std::shared_ptr<staging::copy_group> group{};  ///< the copies; some may outlive the frame
+  std::span<const region_use> memory{};          ///< of the runs; read only under a pin
   transfer_id transfer{};
 };
 
-/// Who decides what frames mean: the link. Called by one thread at a time, with no lock held.
+/// Handles frames; implemented by the link. Called by one thread at a time, with no lock held.
 class frame_handler {
  public:
   virtual ~frame_handler() = default;
-  /// A frame has begun. Checks it before a byte of its data is touched. An error ends the link.
+  /// A frame begins. Checks it before any of its data are received. An error ends the link.
   [[nodiscard]] virtual result<landing> on_begin(const frame_header& header,
                                                  std::span<const std::byte> table) = 0;
-  /// The frame is complete. `landed`: all data reached their place, or are on their way there in
-  /// copies of the landing's group; `where` is the landing, moved on.
+  /// The frame is complete. `landed`: all data are in their place, or being copied there by the
+  /// landing's group. `where` is the landing with its cursor advanced.
   [[nodiscard]] virtual result<void> on_end(const frame_header& header,
                                             std::span<const std::byte> session, bool landed,
                                             const landing& where, std::uint32_t trailer_status) = 0;
 };
 
-/// The receiving half of a lane. Small frames arrive by one system call into a small buffer; larger
-/// data go from the socket straight to their place, the next frame's head with them. Used by one
-/// thread at a time.
+/// The receiving half of a lane. Small frames are received by one system call into a small buffer;
+/// larger data go from the socket straight to their place, and the next frame's head is received in
+/// the same call. Used by one thread at a time.
 class lane_receiver {
  public:
   lane_receiver(int fd, frame_handler& handler);
 
   enum class outcome : std::uint8_t { nothing, worked, ended, failed };
-  /// Takes what the socket holds, at most about `budget` bytes of it. `ended`: the peer closed its
-  /// side. `failed`: `error` says why (the socket's error, or bytes against the protocol).
+  /// Receives what the socket holds, about `budget` bytes at most. `ended`: the peer closed its
+  /// side. `failed`: `error` says why (an error of the socket, or a violation of the protocol).
   outcome run(std::size_t budget);
   [[nodiscard]] const troupe::error& error() const noexcept { return error_; }
   [[nodiscard]] bool between_frames() const noexcept {
     return decoder_.between_frames() && begin_ == end_;
   }
-  /// Whether the last `run` took all that had come.
+  /// Whether the last `run` emptied the socket.
   [[nodiscard]] bool emptied() const noexcept { return emptied_; }
-  /// Keeps nobody's memory; for a link that has ended.
+  /// Releases the chunk being filled. For a link that has ended.
   void drop_chunk() noexcept;
   [[nodiscard]] std::uint64_t payload_received() const noexcept { return payload_; }
 

@@ -11,8 +11,8 @@ namespace troupe::transport::tcp {
 
 namespace {
 
-// What is sent in place of memory that was withdrawn in the middle of a frame. Never written: all
-// of it is the kernel's one zero page.
+// Sent in place of memory that was withdrawn in the middle of a frame. Never written, so all of it
+// is the kernel's zero page.
 alignas(4096) std::byte zeros[max_data];
 
 }  // namespace
@@ -76,7 +76,7 @@ lane_sender::outcome lane_sender::flush() {
   while (true) {
     auto seen = flushers_.load(std::memory_order_acquire);
     const auto ended = drain();
-    // Whoever pushed meanwhile counted itself and left the sending to us: go round once more.
+    // Threads that pushed in the meantime have counted themselves and left the sending to this one.
     if (flushers_.compare_exchange_strong(seen, 0, std::memory_order_acq_rel)) return ended;
   }
 }
@@ -113,7 +113,7 @@ void lane_sender::stop() {
   static_cast<void>(flush());
 }
 
-// Nothing is sent any more: the chunks are of use to other links.
+// Nothing more is sent; releases the chunks for other links.
 void lane_sender::forget_jobs() {
   kept_copies_.clear();
   spans_.clear();
@@ -141,8 +141,8 @@ long lane_sender::send_once() {
   return bytes;
 }
 
-// Pins the memory of everything that is still to be sent; what was withdrawn is replaced by zeros,
-// and its trailer says so.
+// Pins the memory of everything still to be sent. Withdrawn memory is replaced by zeros, and the
+// frame's trailer says so.
 void lane_sender::pin_spans() {
   for (auto& span : spans_) {
     if (span.last_iov <= next_iov_ || span.withdrawn) continue;
@@ -161,7 +161,7 @@ void lane_sender::pin_spans() {
 }
 
 void lane_sender::unpin_spans() {
-  // errno of the system call must survive: an atomic decrement does not touch it.
+  // The errno of the system call survives this: an atomic decrement does not change it.
   for (auto* guard : pinned_) guard->unpin();
   pinned_.clear();
 }

@@ -18,8 +18,8 @@
 namespace troupe::transport::tcp {
 
 /// The sending half of a lane: gathers control frames and the frames of many batches into as few
-/// system calls as it can, straight from registered memory. Thread-safe: anyone may push and flush;
-/// of several who flush at once one does the work for all.
+/// system calls as possible, straight from registered memory. Thread-safe: any thread may push and
+/// flush; of several flushing at once, one does the work for all.
 ///
 /// Order: control frames (acknowledgements, session frames) first, then writes and read replies in
 /// turn, frame by frame; writes among themselves in the order they were pushed.
@@ -33,28 +33,29 @@ class lane_sender {
   lane_sender(const lane_sender&) = delete;
   lane_sender& operator=(const lane_sender&) = delete;
 
-  /// Whole frames. Returns the bytes of control frames that now wait.
+  /// Queues whole frames. Returns the bytes of control frames now waiting.
   std::size_t push_control(std::span<const std::byte> first,
                            std::span<const std::byte> second = {});
   void push_write(std::shared_ptr<outgoing> job);
-  /// Sent when the peer has room for another request (`max_open_reads`).
+  /// Queues a read request, sent once the peer has room for another one (`max_open_reads`).
   void push_read_request(std::shared_ptr<outgoing> job);
-  /// Returns how many read replies now wait.
+  /// Queues a read reply. Returns the number now waiting.
   std::size_t push_reply(std::shared_ptr<outgoing> job);
-  /// The peer answered one read request to its end.
+  /// The peer has answered one read request completely.
   void read_request_answered();
-  /// The peer does not want the replies of this batch any more.
+  /// The peer has cancelled the reads of this batch.
   void give_up_replies(std::uint64_t batch);
 
-  /// Sends nothing any more, and keeps no memory of anybody.
+  /// Stops sending for good. Drops the queued jobs if any of them uses chunks, so the chunks are
+  /// released.
   void stop();
-  /// Whether jobs wait for chunks, or for GPUs that fill them: to be flushed when some copy has ended.
+  /// Whether jobs wait for chunks or for GPUs to fill them. If so, flush after a copy has ended.
   [[nodiscard]] bool waits_for_gpus() const noexcept {
     return staged_jobs_.load(std::memory_order_relaxed) > 0;
   }
 
   enum class outcome : std::uint8_t { idle, blocked, elsewhere, failed };
-  /// Sends what the socket takes. `elsewhere`: another thread is doing it. `failed`: see
+  /// Sends as much as the socket accepts. `elsewhere`: another thread does it. `failed`: see
   /// `last_errno`.
   outcome flush();
   [[nodiscard]] int last_errno() const noexcept { return errno_.load(std::memory_order_acquire); }
@@ -62,7 +63,7 @@ class lane_sender {
   [[nodiscard]] std::size_t control_bytes() const noexcept {
     return control_bytes_.load(std::memory_order_relaxed);
   }
-  /// Payload that waits or is on its way; what chooses the lane for a small batch.
+  /// Payload bytes waiting or being sent; chooses the lane for a small batch.
   [[nodiscard]] std::uint64_t queued_bytes() const noexcept {
     return queued_bytes_.load(std::memory_order_relaxed);
   }
@@ -72,7 +73,7 @@ class lane_sender {
   }
 
  private:
-  // Memory of one job within the burst, to be pinned while it is sent.
+  // Memory of one job within the burst, pinned while it is sent.
   struct guarded_span {
     std::size_t first_iov;
     std::size_t last_iov;
@@ -93,7 +94,7 @@ class lane_sender {
   void add_refusal(const outgoing& job, const troupe::error& why);
   void add_write_frame(const std::shared_ptr<outgoing>& job);
   void add_read_frame(const std::shared_ptr<outgoing>& job);
-  /// Writes the head of a frame whose data begin at `first_iov`, and ends it with a trailer.
+  /// Writes the header of a frame whose data begin at `first_iov`, and adds its trailer.
   void end_data_frame(const frame_header& header, std::byte* head, std::size_t first_iov,
                       const std::shared_ptr<outgoing>& job);
   bool add_request_frame(outgoing& job);
@@ -114,7 +115,7 @@ class lane_sender {
   void reset_burst();
   void set_blocked(bool blocked);
 
-  static constexpr std::size_t max_iov = 1024;  ///< what one system call takes
+  static constexpr std::size_t max_iov = 1024;  ///< limit of one system call
   static constexpr std::size_t staging_size = 32 * 1024;
   static constexpr std::size_t burst_bytes = std::size_t{2} << 20;
 
@@ -122,13 +123,13 @@ class lane_sender {
   const limits limits_;
   const std::function<void(bool)> want_writable_;
 
-  std::mutex mutex_;  // of the queues
+  std::mutex mutex_;  // guards the queues
   std::vector<std::byte> control_;
   kept_queue<std::shared_ptr<outgoing>> writes_;
   kept_queue<std::shared_ptr<outgoing>> requests_;
   kept_queue<std::shared_ptr<outgoing>> replies_;
   std::uint32_t open_reads_{0};
-  std::atomic<bool> pushed_{false};  ///< something is in a queue; changes under the lock
+  std::atomic<bool> pushed_{false};  ///< a queue is not empty; written under the lock
 
   std::atomic<std::uint32_t> flushers_{0};
   std::atomic<int> errno_{0};
@@ -138,7 +139,7 @@ class lane_sender {
   std::atomic<bool> blocked_{false};
   std::atomic<std::uint32_t> staged_jobs_{0};  ///< in a queue or being sent
 
-  // The burst on its way: only the flusher touches it.
+  // The current burst, used only by the flushing thread.
   std::vector<std::byte> burst_control_;
   std::vector<std::byte> staging_;
   std::size_t staged_{0};
@@ -147,9 +148,9 @@ class lane_sender {
   std::size_t segments_{0};
   std::size_t burst_size_{0};
   std::vector<guarded_span> spans_;
-  std::vector<std::shared_ptr<outgoing>> kept_;  ///< whose session bytes the burst refers to
-  std::vector<std::shared_ptr<staging::staged_copy>> kept_copies_;  ///< whose chunks it refers to
-  std::vector<std::shared_ptr<outgoing>> ahead_;                    ///< jobs to be staged, in order
+  std::vector<std::shared_ptr<outgoing>> kept_;  ///< jobs whose session bytes the burst refers to
+  std::vector<std::shared_ptr<staging::staged_copy>> kept_copies_;  ///< copies whose chunks it uses
+  std::vector<std::shared_ptr<outgoing>> ahead_;                    ///< jobs to stage, in order
   std::vector<revocable*> pinned_;
   std::shared_ptr<outgoing> current_write_;
   std::shared_ptr<outgoing> current_reply_;

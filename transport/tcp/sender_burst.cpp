@@ -3,12 +3,12 @@
 
 #include "troupe/transport/tcp/sender.hpp"
 
-// What one burst of a lane is made of: whose frames come next, and what is in them.
+// Builds one burst of a lane: chooses the next frames and fills them.
 namespace troupe::transport::tcp {
 
 namespace {
 
-constexpr std::size_t longest_reason = 1000;  // of a refusal: it must fit where a table would
+constexpr std::size_t longest_reason = 1000;  // of a refusal, which must fit where a table would
 
 std::uint8_t end_of_request(const outgoing& job) noexcept {
   return static_cast<std::uint8_t>(flag_end_of_request | (job.last ? flag_last : 0));
@@ -21,15 +21,15 @@ bool lane_sender::room_for_frame() const noexcept {
          segments_ < limits_.max_segments && burst_size_ < burst_bytes;
 }
 
-// Who pushes while this runs counts itself in `flush`, so that it runs again: what was there when
-// it looked is enough.
+// Threads that push while this runs count themselves in `flush`, so it runs again: it need not see
+// jobs pushed in the meantime.
 bool lane_sender::build() {
   if (!current_write_ && !pushed_.load(std::memory_order_acquire)) return false;
   {
     const std::lock_guard lock{mutex_};
     burst_control_.swap(control_);
     while (!requests_.empty() && open_reads_ < max_open_reads && room_for_frame()) {
-      // Its `cancel` goes before it: the peer would send for nobody what it asks for.
+      // Its `cancel` is sent first, so the peer would answer the request for nobody.
       if (requests_.front()->withdrawn()) {
         requests_.pop_front();
         continue;
@@ -40,8 +40,8 @@ bool lane_sender::build() {
     take_jobs();
   }
   if (!burst_control_.empty()) iov_.push_back({burst_control_.data(), burst_control_.size()});
-  // The control frames go before the requests: nothing depends on it, but acknowledgements free
-  // memory.
+  // Control frames go before the requests: acknowledgements free memory. Correctness does not
+  // depend on it.
   if (iov_.size() > 1) std::rotate(iov_.begin(), iov_.end() - 1, iov_.end());
   if (waits_for_gpus()) stage_ahead();
   while (room_for_frame()) {
@@ -60,9 +60,10 @@ bool lane_sender::build() {
   return !iov_.empty();
 }
 
-// Starts copies for the jobs that come next, each direction as far as its chunks suffice: those are
-// given out in the order in which they are sent, so that none waits for one behind it. One may come
-// back at any time, also while this looks: who is left without ends the round of its direction.
+// Starts copies for the next jobs, in each queue as far as its chunks suffice. Chunks are given out
+// in the order of sending, so that no job waits for a chunk held by a later one. A chunk may come
+// back at any time, even during this loop, so the first job left without one ends its queue's
+// round.
 void lane_sender::stage_ahead() {
   for (const auto* queue : {&writes_, &replies_}) {
     ahead_.clear();
@@ -88,7 +89,7 @@ void lane_sender::drop(std::shared_ptr<outgoing>& job) {
   job.reset();
 }
 
-// Under the lock: what the next frames are of. A reply stays in its queue, where a cancel finds it.
+// Under the lock: chooses the next jobs. A reply stays in its queue, where a cancel finds it.
 void lane_sender::take_jobs() {
   if (!current_write_ && !writes_.empty()) {
     current_write_ = std::move(writes_.front());
@@ -99,7 +100,7 @@ void lane_sender::take_jobs() {
                 std::memory_order_relaxed);
 }
 
-// Adds one frame of the job; drops the job when that was its last.
+// Adds one frame of the job; drops the job after its last frame.
 void lane_sender::add_frames(std::shared_ptr<outgoing>& job) {
   if (job->must_end()) {
     add_end(*job);
@@ -124,7 +125,7 @@ std::byte* lane_sender::stage(std::size_t size) noexcept {
   return at;
 }
 
-// Staged bytes that follow each other in memory and on the wire become one piece.
+// Merges staged bytes that are adjacent in memory and on the wire into one piece.
 void lane_sender::add_staged(const std::byte* at, std::size_t size) {
   if (!iov_.empty()) {
     auto& last = iov_.back();
@@ -137,7 +138,7 @@ void lane_sender::add_staged(const std::byte* at, std::size_t size) {
   iov_.push_back({const_cast<std::byte*>(at), size});
 }
 
-// Ends a job of which nothing more is sent, without touching its memory.
+// Ends a job that must send no more data, without accessing its memory.
 void lane_sender::add_end(outgoing& job) {
   const auto* const why = job.stage ? job.stage->failure() : nullptr;
   if (job.type == frame_type::read_data && why != nullptr) {
@@ -145,7 +146,7 @@ void lane_sender::add_end(outgoing& job) {
   } else {
     add_withdrawn(job);
   }
-  std::uint64_t done = 0;  // what will not be sent must not count as queued
+  std::uint64_t done = 0;  // bytes that will not be sent must not count as queued
   for (std::size_t i = 0; i < job.cursor.run(); ++i) {
     done += job.runs[i].length * job.runs[i].count;
   }
@@ -155,7 +156,7 @@ void lane_sender::add_end(outgoing& job) {
   queued_bytes_.fetch_sub(job.bytes - done, std::memory_order_relaxed);
 }
 
-// Its memory was withdrawn, or nobody wants its data.
+// Ends a job whose memory was withdrawn or whose data were cancelled.
 void lane_sender::add_withdrawn(const outgoing& job) {
   auto* at = stage(header_size + trailer_size);
   const bool write = job.type == frame_type::write;
@@ -171,7 +172,7 @@ void lane_sender::add_withdrawn(const outgoing& job) {
   add_staged(at, header_size + trailer_size);
 }
 
-// A GPU did not give what a read asked for. A trailer has no room for words.
+// Answers a read whose data a GPU could not provide. A trailer has no room for a sentence.
 void lane_sender::add_refusal(const outgoing& job, const troupe::error& why) {
   const auto body = encode(completion_body{
       {}, "it could not read its memory: " + why.message.substr(0, longest_reason)});
@@ -186,7 +187,7 @@ void lane_sender::add_refusal(const outgoing& job, const troupe::error& why) {
   add_staged(at, header_size + body.size());
 }
 
-// The next piece of the job as an entry: whole repetitions of a run where they fit, else part of
+// The next piece of the job as an entry: whole repetitions of a run if they fit, otherwise part of
 // one.
 wire_entry lane_sender::next_entry(const outgoing& job, std::size_t room,
                                    std::size_t pieces) const {
@@ -235,12 +236,12 @@ void lane_sender::add_payload(outgoing& job, const wire_entry& entry, std::size_
   }
 }
 
-// What a GPU has put into a chunk.
+// Adds bytes that a GPU has copied into a chunk.
 void lane_sender::add_from_chunk(outgoing& job, std::size_t bytes, std::size_t first_iov) {
   auto [at, copy] = job.stage->take(bytes);
   if (kept_copies_.empty() || kept_copies_.back() != copy) kept_copies_.push_back(std::move(copy));
   if (iov_.size() > first_iov) {
-    iov_.back().iov_len += bytes;  // a frame's bytes are of one chunk
+    iov_.back().iov_len += bytes;  // a frame's bytes come from one chunk
   } else {
     iov_.push_back({at, bytes});
   }
@@ -252,8 +253,8 @@ void lane_sender::add_write_frame(const std::shared_ptr<outgoing>& job) {
                       .parts = job->parts,
                       .batch = job->batch,
                       .transfer = job->transfer};
-  // The table stands behind the header, so both are one piece; its length is added when it is
-  // known.
+  // The table directly follows the header, so both are one piece; the table's length is added once
+  // it is known.
   add_staged(head, header_size);
   const auto head_iov = iov_.size() - 1;
   std::size_t session_iov = 0;
@@ -322,7 +323,8 @@ void lane_sender::end_data_frame(const frame_header& header, std::byte* head, st
   burst_size_ += header.data_size;
 }
 
-// One read request: names segments, moves no memory. True: that was the job's last.
+// Adds one read request, which names segments and carries no data. Returns whether it was the job's
+// last.
 bool lane_sender::add_request_frame(outgoing& job) {
   auto* head = stage(header_size);
   frame_header header{.type = frame_type::read_request,

@@ -16,16 +16,17 @@ struct socket_address {
   socklen_t size{0};
 };
 
-/// `invalid_config` when `host` is no address or name that resolves.
+/// `invalid_config`: `host` is neither an address nor a name that resolves.
 [[nodiscard]] result<socket_address> resolve(const std::string& host, std::uint16_t port);
 /// Whether the address means "all interfaces", which no peer can dial.
 [[nodiscard]] bool is_wildcard(const socket_address& address) noexcept;
-/// Bound, listening, non-blocking. `invalid_config` naming address and port.
+/// A bound, listening, non-blocking socket. `invalid_config`: the sentence names address and port.
 [[nodiscard]] result<owned_fd> listen_on(const std::string& host, std::uint16_t port);
 [[nodiscard]] std::uint16_t bound_port(int fd) noexcept;
 /// Starts a non-blocking connect of a lane (see `tune_lane`).
 [[nodiscard]] result<owned_fd> dial(const socket_address& to, std::chrono::milliseconds silence);
-/// No delay for small frames. The kernel breaks the connection when the other host has not answered
-/// for `silence` (an idle lane is asked from half of it on), or has not taken what we sent.
+/// Disables delays for small frames. Makes the kernel break the connection if the other host has
+/// not answered for `silence` (an idle lane is probed after half of it), or has not accepted data
+/// for as long.
 void tune_lane(int fd, std::chrono::milliseconds silence) noexcept;
 }  // namespace troupe::transport::tcp

@@ -13,15 +13,15 @@ namespace staging {
 class staging_pool;
 }
 
-/// One-sided frames over TCP sockets; the wire is described in transport/tcp/PROTOCOL.md.
+/// One-sided frames over TCP sockets; transport/tcp/PROTOCOL.md describes the protocol.
 class tcp_backend : public backend {
  public:
-  /// The port that the listener was given.
+  /// The port that the listener is bound to.
   [[nodiscard]] virtual std::uint16_t port() const noexcept = 0;
 };
 
-/// Binds the listener. `invalid_config` when the host is not an address of this machine or the port
-/// is taken; the sentence names both. `staging`: by which memory of GPUs moves.
+/// Binds the listener. `invalid_config`: the host is not an address of this machine, or the port is
+/// taken; the sentence names both. `staging` moves GPU memory.
 [[nodiscard]] result<std::unique_ptr<tcp_backend>> make_tcp_backend(
     backend_context& context, std::shared_ptr<staging::staging_pool> staging);
 

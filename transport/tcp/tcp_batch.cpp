@@ -8,13 +8,13 @@ namespace troupe::transport::tcp {
 
 namespace {
 
-// A segment with everything that is needed to send or receive it.
+// A segment with everything needed to send or receive it.
 struct flat_segment {
   staging::memory_run local;
   remote_run remote;
 };
 
-// Calls with every segment that holds bytes, as both sides need it.
+// Calls `f` with every segment that is not empty.
 template <class F>
 void for_each_segment(const batch& work, std::span<const region_use> memory, F f) {
   std::uint32_t index = 0;
@@ -36,8 +36,8 @@ void add(outgoing& job, const flat_segment& s) {
   job.bytes += s.local.length * s.local.count;
 }
 
-// The first `bytes` of `s`, at most and as whole repetitions where that is possible; `s` becomes
-// the rest.
+// Cuts off and returns the first `bytes` of `s`, in whole repetitions if it has several (at least
+// one then, otherwise never more than `bytes`); `s` becomes the rest.
 flat_segment cut(flat_segment& s, std::uint64_t bytes) {
   auto front = s;
   if (s.local.count > 1) {
@@ -49,7 +49,7 @@ flat_segment cut(flat_segment& s, std::uint64_t bytes) {
       s.remote.offset += repetitions * s.remote.stride;
       return front;
     }
-    front.local.count = 1;  // the share is smaller than one repetition: take that one
+    front.local.count = 1;  // fewer bytes than one repetition: take one anyway
     s.local.count -= 1;
     s.local.at += s.local.stride;
     s.remote.offset += s.remote.stride;
@@ -90,7 +90,7 @@ std::vector<std::vector<flat_segment>> stripe(std::vector<flat_segment> all, std
       if (s.local.count == 0 || s.local.length == 0) break;
     }
   }
-  // Large repetitions are not divided: a lane may have got nothing.
+  // Repetitions are not divided, so a lane may have got nothing.
   std::erase_if(shares, [](const auto& share) { return share.empty(); });
   return shares;
 }

@@ -15,40 +15,40 @@
 
 namespace troupe::transport::tcp {
 
-/// One lane's share of a batch at its initiator.
+/// One lane's part of a batch at its initiator.
 struct batch_part {
-  outgoing job;                ///< what the lane sends for it
-  staging::run_cursor cursor;  ///< reads: how far the data have arrived
-  std::uint64_t left{0};       ///< reads: bytes that are still to arrive
+  outgoing job;                ///< what the lane sends for this part
+  staging::run_cursor cursor;  ///< reads: position of the arriving data
+  std::uint64_t left{0};       ///< reads: bytes still to arrive
   std::size_t lane{0};
   bool done{false};
-  bool all_bad{false};                          ///< it failed, and nobody knows where
-  bool staged{false};                           ///< some of it lies in memory of a GPU
-  std::shared_ptr<staging::copy_group> copies;  ///< reads: into that
+  bool all_bad{false};                          ///< failed, with the bad segments unknown
+  bool staged{false};                           ///< some of its memory is on a GPU
+  std::shared_ptr<staging::copy_group> copies;  ///< reads: the copies into GPU memory
 };
 
-/// A batch in flight at its initiator: one piece of memory with everything in it, kept by whoever
-/// still sends or receives a part. Whoever holds the link's batch lock may touch it; `guard`
-/// anyone; a part's `job`, once it is pushed, its lane's sender.
+/// A batch in flight at its initiator, in one piece of memory shared by all that still send or
+/// receive a part. Guarded by the link's batch lock, except for `guard`, which is thread-safe, and
+/// a part's `job`, which belongs to its lane's sender once it is pushed.
 struct batch_in_flight {
   explicit batch_in_flight(std::size_t parts_in_it)
       : parts_left{parts_in_it},
         parts_{std::make_unique<batch_part[]>(parts_in_it)},
         parts_count_{parts_in_it} {}
 
-  std::uint64_t wire{0};  ///< its number on the wire, never reused on this link
+  std::uint64_t wire{0};  ///< number on the wire, never reused on this link
   batch_id id;
   transfer_id transfer;
   direction dir{direction::write};
   std::uint64_t bytes{0};
   std::uint32_t segments{0};
   std::size_t parts_left;
-  std::vector<std::byte> frame;  ///< reads: sent when the data are here
+  std::vector<std::byte> frame;  ///< reads: sent once the data have arrived
   std::optional<troupe::error> failure;
   std::set<std::uint32_t> bad;  ///< segments that the peer named
   std::vector<region_use> memory;
   revocable guard;
-  bool reusable{false};  ///< of a prepared batch: it goes to the link's spare ones at its end
+  bool reusable{false};  ///< made for a prepared batch; the link keeps it for reuse
 
   [[nodiscard]] std::span<batch_part> parts() noexcept { return {parts_.get(), parts_count_}; }
   [[nodiscard]] std::span<const batch_part> parts() const noexcept {
@@ -60,12 +60,12 @@ struct batch_in_flight {
     }
     return nullptr;
   }
-  /// Of a failed one the bad segments are those that the peer named, and all of the parts that it did
-  /// not acknowledge or of which it named none.
+  /// If the batch failed, the bad segments are those that the peer named, and all segments of parts
+  /// that it did not acknowledge or for which it named none.
   [[nodiscard]] completion outcome() const;
-  /// Makes one of one part, which nobody else has any more, as good as new. Its memory is kept.
+  /// Resets a batch of one part, to which nobody else has a reference. Keeps its memory.
   void renew() noexcept;
-  /// Of the first part and the frame: what `renew` keeps.
+  /// Bytes of memory that `renew` keeps: of the first part and the frame.
   [[nodiscard]] std::size_t kept_bytes() const noexcept;
 
  private:
@@ -73,27 +73,26 @@ struct batch_in_flight {
   std::size_t parts_count_;
 };
 
-/// The bytes from which on a batch is divided over lanes.
+/// Batches of at least this many bytes are divided over lanes.
 inline constexpr std::uint64_t min_striped = std::uint64_t{512} << 10;
 
-/// What `plan_batch` needs to know of the link.
+/// What `plan_batch` needs from the link.
 struct plan_context {
   const region_table& regions;
   incarnation peer;
   std::size_t lanes{1};
-  std::uint64_t min_stripe{min_striped /
-                           2};  ///< bytes of a lane, below which a batch is not divided
+  std::uint64_t min_stripe{min_striped / 2};  ///< the fewest bytes per lane of a divided batch
 };
 
-/// Fills a batch of one part with the segments that are posted. False, and then it is as it was: it
-/// goes another way, over several lanes or through memory of GPUs. `unknown_region`.
+/// Fills a batch of one part with the posted segments. Returns false, with the batch unchanged, if
+/// it must go over several lanes or through GPU memory. `unknown_region`.
 [[nodiscard]] result<bool> fill_prepared(batch_in_flight& batch, const prepared_batch& what,
                                          const posting& how, std::uint64_t wire,
                                          const plan_context& with);
 
 /// Checks every segment against its region and its grant (the errors of `link::post`), keeps the
 /// regions registered and divides the bytes evenly over the lanes. Lanes are numbered from 0; the
-/// caller may turn a batch of one part to another lane.
+/// caller may move a batch of one part to another lane.
 [[nodiscard]] result<std::shared_ptr<batch_in_flight>> plan_batch(batch&& work, std::uint64_t wire,
                                                                   const plan_context& with);
 

@@ -5,7 +5,7 @@
 
 #include "troupe/transport/tcp/tcp_link.hpp"
 
-// What one lane makes of the frames that come in: the target's side of writes and reads, and the
+// Handles the frames received on one lane: the target's side of writes and reads, and the
 // initiator's side of completions and read data.
 namespace troupe::transport::tcp {
 
@@ -21,7 +21,7 @@ std::uint64_t bytes_of(const std::vector<staging::memory_run>& runs) noexcept {
   return sum;
 }
 
-// Where one frame's entries lie in the granted region. Where one is not permitted, nothing is taken.
+// Where one frame's entries lie in the granted region. Invalid if `failure` is set.
 struct placed {
   std::vector<staging::memory_run> runs;
   std::optional<troupe::error> failure;
@@ -62,7 +62,7 @@ std::vector<std::uint32_t> indices(std::span<const std::byte> table) {
   return all;
 }
 
-// Why the peer did not send what we read; the number is its word.
+// Why the peer did not send the data that we read. `status` comes from the peer and is not trusted.
 troupe::error ended_by_peer(std::uint32_t status) {
   const auto code = static_cast<std::uint8_t>(std::min<std::uint32_t>(status, UINT8_MAX));
   const auto why = is_errc(code) ? static_cast<errc>(code) : errc::grant_revoked;
@@ -76,7 +76,7 @@ bool ended(const std::shared_ptr<staging::copy_group>& copies) {
   return !copies || copies->idle();
 }
 
-// The guard lives in the grant: keeping it keeps the grant.
+// The guard is part of the grant, so the pointer keeps the grant alive.
 std::shared_ptr<revocable> guard_of(const std::shared_ptr<given_grant>& grant) {
   return {grant, &grant->guard};
 }
@@ -118,7 +118,7 @@ result<void> tcp_lane::on_end(const frame_header& header, std::span<const std::b
                               bool landed, const landing& where, std::uint32_t trailer_status) {
   switch (header.type) {
     case frame_type::write:
-      // Its table is gone. What was refused as it began was named then.
+      // The table is no longer available. Segments refused at the frame's begin were named then.
       incoming_.unnamed = incoming_.unnamed || (where.guard && !landed);
       return end_write(header, session, landed, trailer_status);
     case frame_type::read_request: return {};
@@ -238,7 +238,7 @@ result<void> tcp_lane::end_write(const frame_header& header, std::span<const std
   return {};
 }
 
-// All data of the part are where they belong, or will never be.
+// Ends a part whose data are all in place, or never will be.
 result<void> tcp_lane::finish_write(const frame_header& header, incoming_part part,
                                     std::span<const std::byte> session) {
   if (part.copies) {
@@ -248,7 +248,7 @@ result<void> tcp_lane::finish_write(const frame_header& header, incoming_part pa
     }
   }
   if (part.unnamed) part.bad.clear();
-  // Before the session frame: what its receiver answers then goes out together with this.
+  // Before delivering the session frame, so that its receiver's answer is sent together with this.
   if (auto ok = acknowledge(header, flag_last, part.failure, part.bad); !ok) return ok;
   const bool good = !part.failure.has_value();
   if (header.parts > 1) return owner_.gather(header, good, session);
@@ -310,7 +310,7 @@ result<void> tcp_lane::acknowledge(const frame_header& about, std::uint8_t flags
 
 void tcp_lane::make_room_for_read() {
   tx_.read_request_answered();
-  urgent_ = true;  // another request may go
+  urgent_ = true;  // another request may be sent
 }
 
 result<landing> tcp_lane::begin_read_data(const frame_header& header) {
@@ -323,7 +323,7 @@ result<landing> tcp_lane::begin_read_data(const frame_header& header) {
   }
   if (header.data_size > part->left) return against_protocol("more data than was asked for");
   part->left -= header.data_size;
-  // The guard is part of the batch: keeping it keeps the runs.
+  // The guard is part of the batch, so the pointer keeps the runs alive.
   auto there = landing{
       .guard = {at->second, &at->second->guard}, .runs = part->job.runs, .cursor = part->cursor};
   if (!part->staged) return there;
@@ -353,7 +353,7 @@ result<void> tcp_lane::end_completion(const frame_header& header,
   return finish_part(header.batch, std::move(failure), std::move(body->bad));
 }
 
-// The peer has ended its part; so is ours when what it sent is where it belongs.
+// The peer has ended its part. Ours ends once the data that it sent are in place.
 result<void> tcp_lane::finish_part(std::uint64_t batch, std::optional<troupe::error> failure,
                                    std::vector<std::uint32_t> bad) {
   std::shared_ptr<staging::copy_group> copies;

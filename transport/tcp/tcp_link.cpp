@@ -16,12 +16,12 @@ namespace troupe::transport::tcp {
 namespace {
 
 constexpr std::size_t receive_budget = std::size_t{4} << 20;  // per lane and turn
-/// How long a copy may have ended unheard when its GPU is lost.
+/// How often to check for ended copies, in case a GPU is lost and no bell rings.
 constexpr std::chrono::milliseconds between_guards{200};
 constexpr std::size_t max_gathered = 65'536;
 constexpr std::size_t max_gathered_bytes = std::size_t{64} << 20;
 constexpr std::uint32_t polls_per_round = 64;  // own polls between two rounds of the whole engine
-constexpr std::uint32_t polls_per_word = 8;    // and between two words to its thread, 3 us apart
+constexpr std::uint32_t polls_per_word = 8;    // own polls between two `caller_polls`, 3 us apart
 
 }  // namespace
 
@@ -116,7 +116,7 @@ result<void> tcp_link::send_soon(std::span<const std::byte> frame) {
   touch();
   queue_session(frame);
   soon_.store(true, std::memory_order_seq_cst);
-  if (engine_.asleep()) flush_soon();  // no round will come by itself
+  if (engine_.asleep()) flush_soon();  // no round is coming by itself
   return {};
 }
 
@@ -168,10 +168,10 @@ fence_state tcp_link::fence(transfer_id transfer) {
     }
   }
   grants_.revoke(transfer);
-  // Nothing starts another copy of the transfer from here on.
+  // From here on no new copy of the transfer starts.
   const bool copied = copies_.fence(transfer);
   if (copied && !is_up())
-    engine_.add_poller(shared_from_this());  // who looks, as long as they last
+    engine_.add_poller(shared_from_this());  // polls the copies until they end
   for (const auto& batch : cancelled) {
     if (batch->dir == direction::read) tell_cancelled(*batch);
     sink_.deliver(batch->outcome());
@@ -179,7 +179,7 @@ fence_state tcp_link::fence(transfer_id transfer) {
   return copied ? fence_state::pending : fence_state::quiescent;
 }
 
-// The peer need not stream what nobody takes any more.
+// Tells the peer not to send data that nobody takes any more.
 void tcp_link::tell_cancelled(const batch_in_flight& batch) {
   if (!is_up()) return;
   std::array<std::byte, header_size> head{};
@@ -192,13 +192,13 @@ void tcp_link::tell_cancelled(const batch_in_flight& batch) {
 
 // -- memory of GPUs
 
-// What takes long the first time: not where bytes move.
+// Prepares a GPU for copies ahead of time, since the first time takes long.
 result<void> tcp_link::prepare_copies(const region& memory) {
   const auto gpu = memory.gpu();
   return gpu ? copies_.prepare(*gpu) : result<void>{};
 }
 
-// True: some copy has ended.
+// Returns whether some copy has ended.
 bool tcp_link::look_at_copies() {
   if (!copies_.any()) return false;
   const auto news = copies_.look();
@@ -212,13 +212,14 @@ bool tcp_link::look_at_copies() {
   return news.ended || !news.quiescent.empty();
 }
 
-// Some of our memory could not be read. The link goes on: the peer finds the batch given up.
+// Fails a batch whose local memory could not be read. The link stays up: the peer sees an aborted
+// batch.
 void tcp_link::fail_batch(std::uint64_t wire, troupe::error why) {
   std::shared_ptr<batch_in_flight> batch;
   {
     const std::lock_guard lock{batch_mutex_};
     const auto at = batches_.find(wire);
-    if (at == batches_.end()) return;  // it has ended meanwhile
+    if (at == batches_.end()) return;  // it has already ended
     batch = std::move(at->second);
     batches_.erase(at);
     batch->failure = std::move(why);
@@ -227,7 +228,7 @@ void tcp_link::fail_batch(std::uint64_t wire, troupe::error why) {
   sink_.deliver(batch->outcome());
 }
 
-// Of a link that has ended. A chunk that a lane is just filling goes when the lane has seen it.
+// For a link that has ended. A lane that is filling a chunk releases it itself.
 void tcp_link::release_chunks() {
   for (const auto& lane : lanes_) {
     lane->tx().stop();
@@ -256,10 +257,10 @@ bool tcp_link::receive(tcp_lane& lane) {
   if (!announced_.load(std::memory_order_acquire) || !is_up() || !lane.take_rx()) return false;
   const bool slow = sink_.waiting_bytes() > options_.max_queued_frame_bytes;
   if (lane.has_ended() || slow) {
-    lane.leave_rx();  // a callback is slow: let the peer wait
+    lane.leave_rx();  // a callback is slow, so let the peer wait
     return false;
   }
-  // Asked before the socket is read: what was in it when the peer was gone is read by then.
+  // Read the flag before the socket: everything that was in it when the peer vanished is then read.
   const bool last_words =
       &lane == lanes_[0].get() && ending_.load(std::memory_order_acquire) == ending::until_empty;
   const auto before = lane.rx().payload_received();
@@ -280,11 +281,11 @@ bool tcp_link::receive(tcp_lane& lane) {
     why = troupe::error{errc::peer_lost, "the peer is gone: it closed the connection"};
   }
   const bool is_gone = why && (why->code == errc::peer_lost || lane.said_goodbye());
-  if (why) lane.set_ended();  // nobody reads on in what may be no frames
+  if (why) lane.set_ended();  // the stream may be out of step, so never read on
   if (!is_up()) lane.rx().drop_chunk();
   lane.leave_rx();
   if (flush_now && !lane.tx().blocked()) {
-    flush(lane);  // acknowledgements and replies of this turn, all at once
+    flush(lane);  // all acknowledgements and replies of this turn at once
   }
   if (why) {
     touch();
@@ -322,7 +323,7 @@ bool tcp_link::on_ready(std::uint64_t key, std::uint32_t events) {
   auto& lane = *lanes_[key];
   if ((events & EPOLLOUT) != 0) {
     flush(lane);
-    if (!is_up()) return true;  // that it broke is something done: what it caused must run
+    if (!is_up()) return true;  // the link broke: count it as progress, so that its effects run
   }
   if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0) return receive(lane);
   return true;
@@ -365,7 +366,7 @@ bool tcp_link::before_sleep() {
   return !deferred_.load(std::memory_order_relaxed) || !receive_all();
 }
 
-/// A GPU that was lost wakes nobody: somebody must look now and then.
+/// Starts a timer that checks the copies: a lost GPU rings no bell.
 void tcp_link::watch_over() {
   if (watched_.exchange(true, std::memory_order_acq_rel)) return;
   engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(), guard_key);
@@ -387,12 +388,12 @@ bool tcp_link::receive_all() {
 bool tcp_link::poll() {
   switch (state_.load(std::memory_order_acquire)) {
     case state::broken:
-    case state::closed: return look_at_copies();  // the engine may be gone with its endpoint
+    case state::closed: return look_at_copies();  // endpoint and engine may be gone
     case state::idle:
     case state::connecting: return engine_.poll_once();
     case state::up: break;
   }
-  // Not read-modify-write: that two who poll at once may lose a count does no harm.
+  // No atomic increment: losing a count between two concurrent pollers does no harm.
   const auto calls = polls_.load(std::memory_order_relaxed) + 1;
   polls_.store(calls, std::memory_order_relaxed);
   if (calls % polls_per_word == 1) engine_.caller_polls();

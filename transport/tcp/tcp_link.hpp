@@ -26,7 +26,8 @@ namespace troupe::transport::tcp {
 
 class tcp_link;
 
-/// One socket of a link that is up. Made when the handshake is complete, lives as long as the link.
+/// One socket of a link that is up. Created when the handshake is complete, lives as long as the
+/// link.
 class tcp_lane final : public frame_handler {
  public:
   tcp_lane(tcp_link& owner, std::size_t number, owned_fd fd, watch_id watch);
@@ -41,43 +42,43 @@ class tcp_lane final : public frame_handler {
   [[nodiscard]] watch_id watch() const noexcept { return watch_; }
   [[nodiscard]] lane_sender& tx() noexcept { return tx_; }
   [[nodiscard]] lane_receiver& rx() noexcept { return rx_; }
-  /// One thread receives at a time; the others have something better to do.
+  /// Claims the receiving half; returns false if another thread has it.
   [[nodiscard]] bool take_rx() noexcept {
     return !rx_busy_.exchange(true, std::memory_order_acquire);
   }
   void leave_rx() noexcept { rx_busy_.store(false, std::memory_order_release); }
-  /// Nothing is read from it any more. For whoever receives.
+  /// Ends reading from the lane. Called by the receiving thread.
   void set_ended() noexcept { ended_ = true; }
   [[nodiscard]] bool has_ended() const noexcept { return ended_; }
   /// Whether the peer has closed the link on purpose.
   [[nodiscard]] bool said_goodbye() const noexcept { return said_goodbye_; }
-  /// Whether what the turn of receiving that ends now has queued must be sent at once.
-  /// Acknowledgements may wait for one more turn: most often the receiver of a frame answers, and
-  /// they travel with the answer.
+  /// At the end of a receiving turn: whether the frames queued in it must be sent at once. Mere
+  /// acknowledgements may wait for one more turn: the receiver of a frame usually answers, and they
+  /// travel with the answer.
   [[nodiscard]] bool must_flush() noexcept;
   [[nodiscard]] bool defers() const noexcept { return deferring_; }
 
-  /// Too much waits for copies: let the peer wait.
+  /// Whether so many frame ends wait for copies that the peer should wait.
   [[nodiscard]] bool holds_much() const noexcept { return held_.size() >= max_held; }
-  /// Says what waited for copies that have ended, as a frame that comes in would. True: something was
-  /// said.
+  /// Handles, in order, the frame ends that waited for copies that have now ended. Returns whether
+  /// there were any.
   [[nodiscard]] result<bool> settle();
-  /// What gets the bytes of the lane's share of a write to the socket.
+  /// The stage for a write from GPU memory on this lane.
   [[nodiscard]] std::unique_ptr<outgoing_stage> stage_for_write() const;
 
  private:
-  /// What the peer's batch that comes in over this lane has met so far.
+  /// The state of the peer's batch arriving on this lane.
   struct incoming_part {
     std::uint64_t batch{0};
     std::optional<troupe::error> failure;
     std::vector<std::uint32_t> bad;
-    bool unnamed{false};                          ///< more is bad than `bad` names
-    std::shared_ptr<staging::copy_group> copies;  ///< of its data into memory of a GPU
+    bool unnamed{false};                          ///< `bad` does not name all bad segments
+    std::shared_ptr<staging::copy_group> copies;  ///< of its data into GPU memory
   };
 
   [[nodiscard]] result<landing> begin_write(const frame_header& header,
                                             std::span<const std::byte> table);
-  /// The peer answered one of our read requests.
+  /// The peer has answered one of our read requests.
   void make_room_for_read();
   [[nodiscard]] result<landing> begin_read_data(const frame_header& header);
   [[nodiscard]] result<void> serve_read(const frame_header& header,
@@ -90,7 +91,7 @@ class tcp_lane final : public frame_handler {
   [[nodiscard]] result<void> acknowledge(const frame_header& about, std::uint8_t flags,
                                          const std::optional<troupe::error>& failure,
                                          const std::vector<std::uint32_t>& bad);
-  /// Puts the grant that a frame names into `grant_`, if the frame may use it at all.
+  /// Sets `grant_` to the grant that a frame names, if the frame may use it.
   [[nodiscard]] result<void> find_grant(const frame_header& header, access wanted);
 
   static constexpr std::size_t max_held = 64;
@@ -104,13 +105,13 @@ class tcp_lane final : public frame_handler {
   std::atomic<bool> rx_busy_{false};
   bool ended_{false}, said_goodbye_{false};
   bool acknowledged_{false};  ///< this turn queued acknowledgements ...
-  bool urgent_{false};        ///< ... or what somebody waits for
-  bool deferring_{false};     ///< the turn before left acknowledgements
+  bool urgent_{false};        ///< ... or frames that must not wait
+  bool deferring_{false};     ///< the previous turn left acknowledgements unsent
   incoming_part incoming_;
-  /// What the end of a frame causes, once the copies of its data have ended and everything before it
-  /// was caused: frames mean what they mean in the order in which they came.
+  /// The effect of a frame's end, delayed until the copies of its data and all earlier frame ends
+  /// are done: frames take effect in the order of arrival.
   struct held_end {
-    std::shared_ptr<staging::copy_group> until;  ///< none: only for those before it
+    std::shared_ptr<staging::copy_group> until;  ///< null: waits only for earlier ends
     std::function<result<void>()> then;
   };
   void hold(std::shared_ptr<staging::copy_group> until, std::function<result<void>()> then);
@@ -119,8 +120,8 @@ class tcp_lane final : public frame_handler {
   [[nodiscard]] result<void> finish_part(std::uint64_t batch, std::optional<troupe::error> failure,
                                          std::vector<std::uint32_t> bad);
 
-  std::shared_ptr<given_grant> grant_;       ///< the last frame's; most often the next one's, too
-  std::vector<staging::memory_run> places_;  ///< where the data of the frame that comes in go
+  std::shared_ptr<given_grant> grant_;       ///< the last frame's, and usually the next frame's
+  std::vector<staging::memory_run> places_;  ///< destination of the arriving frame's data
 
   // Memory of GPUs.
   const std::shared_ptr<staging::chunk_quota> write_quota_{
@@ -142,13 +143,12 @@ class tcp_lane final : public frame_handler {
 /// | up               | bytes against the protocol                      | broken                 |
 /// | any              | close                                           | closed                 |
 ///
-/// Memory of a GPU comes into pinned memory of the host before it is sent, and goes there before it
-/// gets to its place (`outgoing_stage`, `landing_stage`). What a transfer's copies still touch when it is
-/// fenced keeps the fence pending.
+/// Data from GPU memory are copied to pinned host memory before they are sent, and data for GPU
+/// memory land there first (`outgoing_stage`, `landing_stage`). A fence stays pending while copies
+/// of its transfer are in flight.
 ///
-/// Locks, in the order in which they may be nested: `state_mutex_`, `batch_mutex_`. No callback is
-/// called under either. Whoever holds a pin takes neither of them, so a pin may be waited for under
-/// `batch_mutex_`.
+/// Locks, in nesting order: `state_mutex_`, `batch_mutex_`. No callback is called under either. A
+/// thread that holds a pin takes neither, so it is safe to wait for a pin under `batch_mutex_`.
 class tcp_link final : public link,
                        public pollable,
                        public lane_acceptor,
@@ -212,14 +212,15 @@ class tcp_link final : public link,
     owned_fd fd;
     watch_id watch;
     hello_bytes greeting{};  ///< as it was sent
-    reply_bytes reply{};     ///< dialer: what comes in; acceptor: the challenge, then the verdict
+    reply_bytes reply{};     ///< dialer: as received; acceptor: the challenge, then the verdict
     std::size_t got{0};
-    /// What makes the lane ready; dialer: the acceptor's proof; acceptor: what the dialer showed.
+    /// The proof that makes the lane ready. Dialer: expected of the acceptor; acceptor: as shown by
+    /// the dialer.
     lane_proof proof{};
-    bool answered{false};  ///< acceptor: the dialer may take the lane for complete
+    bool answered{false};  ///< acceptor: the verdict was sent
   };
 
-  // handshake (tcp_link_handshake.cpp); unless said otherwise with `state_mutex_` held
+  // handshake (tcp_link_handshake.cpp); with `state_mutex_` held unless noted otherwise
   using trouble = std::optional<troupe::error>;
   bool handshake_ready(std::uint64_t key);  ///< takes the lock itself
   void after_handshake(trouble why);        ///< without the lock: tells the sink
@@ -243,11 +244,10 @@ class tcp_link final : public link,
   void break_link(troupe::error why);
   bool end(state final_state, const troupe::error& why);
   void fail_all(const troupe::error& why);
-  void close_books(
-      batch_in_flight& batch);  ///< under the batch lock: its memory is not touched again
+  void close_books(batch_in_flight& batch);  ///< under the batch lock: ends all use of its memory
 
   // lanes
-  static constexpr std::uint64_t guard_key = ~std::uint64_t{1};  ///< of a timer
+  static constexpr std::uint64_t guard_key = ~std::uint64_t{1};  ///< timer of `watch_over`
   bool receive(tcp_lane& lane);
   bool receive_all();
   void flush(tcp_lane& lane);
@@ -262,8 +262,8 @@ class tcp_link final : public link,
   [[nodiscard]] bool is_up() const noexcept {
     return state_.load(std::memory_order_acquire) == state::up;
   }
-  /// There was traffic: the engine's next rounds look at the sockets. Reads no clock, since it is
-  /// called for every message.
+  /// Notes traffic, so that the engine's next rounds poll the sockets. Does not read the clock,
+  /// since it is called for every message.
   void touch() noexcept { touched_.store(true, std::memory_order_relaxed); }
   std::size_t emptiest_lane() const noexcept;
 
@@ -275,18 +275,18 @@ class tcp_link final : public link,
                           const std::optional<troupe::error>& failure,
                           std::span<const std::uint32_t> bad);
   void tell_cancelled(const batch_in_flight& batch);
-  /// The peer has ended its part of the batch on the lane. What is answered are copies of its data
-  /// that are under way: nothing was done, and it is to be said again when they have ended.
+  /// The peer has ended its part of the batch on the lane. If copies of its data are still in
+  /// flight, returns them and does nothing else: call again when they have ended.
   [[nodiscard]] result<std::shared_ptr<staging::copy_group>> part_done(
       std::uint64_t wire, std::size_t lane, const std::optional<troupe::error>& failure,
       std::span<const std::uint32_t> bad);
-  /// Those of a read's data on the lane into memory of GPUs; none: null.
+  /// The copies of a read's data on the lane into GPU memory; null if there are none.
   [[nodiscard]] std::shared_ptr<staging::copy_group> copies_of(std::uint64_t wire,
                                                                std::size_t lane) const;
   using batch_map = std::unordered_map<std::uint64_t, std::shared_ptr<batch_in_flight>>;
   [[nodiscard]] std::shared_ptr<batch_in_flight> take_spare();
   void keep_spare(std::shared_ptr<batch_in_flight> batch);
-  /// Under the batch lock, both.
+  /// Both under the batch lock.
   void take_in(std::shared_ptr<batch_in_flight> batch);
   [[nodiscard]] std::shared_ptr<batch_in_flight> take_out(batch_map::iterator at);
   void start(const std::shared_ptr<batch_in_flight>& batch);
@@ -295,7 +295,7 @@ class tcp_link final : public link,
   void queue_session(std::span<const std::byte> frame);
   void flush_soon();
 
-  // batches of the peer that came over several lanes
+  // batches of the peer that arrive over several lanes
   struct gathering {
     std::uint8_t parts_left{0};
     bool failed{false};
@@ -319,17 +319,17 @@ class tcp_link final : public link,
   std::atomic<state> state_{state::idle};
   std::vector<half_lane> halves_;
   std::optional<offer_payload> peer_offer_;
-  lane_key key_{};  ///< of both offers, from `connect` on
+  lane_key key_{};  ///< from both offers; set by `connect`
   std::optional<socket_address> peer_address_;
   std::string last_refusal_;
   std::optional<timer_id> connect_timer_;
   std::vector<timer_id> redial_timers_;
-  std::vector<std::unique_ptr<tcp_lane>> lanes_;  ///< fixed before the state becomes up
+  std::vector<std::unique_ptr<tcp_lane>> lanes_;  ///< constant once the state is `up`
 
   mutable std::mutex batch_mutex_;
   std::atomic<std::uint64_t> last_wire_{0};
   batch_map batches_;
-  std::vector<batch_map::node_type> spare_nodes_;  ///< of batches that have ended
+  std::vector<batch_map::node_type> spare_nodes_;  ///< map nodes of ended batches, for reuse
   std::vector<std::shared_ptr<batch_in_flight>> spare_batches_;
   link_ledger ledger_;
 
@@ -337,19 +337,18 @@ class tcp_link final : public link,
   std::unordered_map<std::uint64_t, gathering> gathered_;
   std::size_t gathered_bytes_{0};
 
-  // Of a link that is up and whose peer is gone; the first two under `state_mutex_`.
+  // Used once the peer of a link that is up is gone. The first two are guarded by `state_mutex_`.
   std::optional<troupe::error> why_ending_;
   steady_time ending_until_{};
-  enum class ending : std::uint8_t { no, until_empty, until_goodbye };  ///< of lane 0
+  enum class ending : std::uint8_t { no, until_empty, until_goodbye };  ///< limit of reading lane 0
   std::atomic<ending> ending_{ending::no};
 
   std::atomic<bool> told_up_{false};
-  std::atomic<bool> announced_{false};  ///< `on_up` was called: frames may follow
-  std::atomic<bool> deferred_{
-      false};  ///< some lane has acknowledgements that wait for its next turn
-  std::atomic<bool> watched_{false};  ///< a timer looks after copies that nobody rings for
-  std::atomic<bool> soon_{false};     ///< lane 0 has session frames that wait for the next round
-  std::atomic<bool> touched_{false};  ///< traffic since the engine's last round
+  std::atomic<bool> announced_{false};  ///< `on_up` was called, so frames may be delivered
+  std::atomic<bool> deferred_{false};   ///< a lane has acknowledgements waiting for its next turn
+  std::atomic<bool> watched_{false};    ///< a timer checks copies in case no bell rings
+  std::atomic<bool> soon_{false};       ///< lane 0 has session frames waiting for the next round
+  std::atomic<bool> touched_{false};    ///< traffic since the engine's last round
   std::atomic<std::int64_t> active_ns_{0};
   std::atomic<std::uint32_t> polls_{0};
   std::atomic<std::uint64_t> refused_{0}, bytes_in_{0};

@@ -4,14 +4,14 @@
 #include "troupe/transport/batch_check.hpp"
 #include "troupe/transport/tcp/tcp_link.hpp"
 
-// The initiator's batches: taken in, handed to lanes, ended part by part.
+// The initiator's batches: admitting them, handing them to lanes, ending them part by part.
 namespace troupe::transport::tcp {
 
 namespace {
 
-/// Batches, and their places in the table, that are kept to be used again.
+/// The most batches, and map nodes of batches, kept for reuse.
 constexpr std::size_t most_spare = 64;
-/// Of one batch that is kept: many times what 64 segments need.
+/// The most bytes of a kept batch: many times what 64 segments need.
 constexpr std::size_t most_spare_bytes = std::size_t{64} << 10;
 
 }  // namespace
@@ -28,8 +28,8 @@ result<void> tcp_link::post(batch work) {
   }
   {
     const std::lock_guard lock{batch_mutex_};
-    // Looked at under the lock: whoever ends the link does so before it takes this lock to fail
-    // all.
+    // Check again under the lock: `end` changes the state before it takes this lock to fail all
+    // batches.
     if (!is_up()) return fail(errc::link_broken, "the link is not up");
     if (auto ok = ledger_.admit(batch->transfer); !ok) return ok;
     take_in(batch);
@@ -77,8 +77,8 @@ std::shared_ptr<batch_in_flight> tcp_link::take_spare() {
   {
     const std::lock_guard lock{batch_mutex_};
     for (auto at = spare_batches_.rbegin(); at != spare_batches_.rend(); ++at) {
-      if (at->use_count() != 1) continue;  // its lane has not let go of it yet
-      // Whoever let go of it last comes before what is done with it now.
+      if (at->use_count() != 1) continue;  // its lane still has a reference
+      // This copy synchronises with the last release of the other references.
       static_cast<void>(std::shared_ptr<batch_in_flight>{*at});
       std::swap(*at, spare_batches_.back());
       auto found = std::move(spare_batches_.back());
@@ -158,12 +158,12 @@ void tcp_link::add_failure(batch_in_flight& batch, batch_part& part,
                            std::span<const std::uint32_t> bad) {
   if (!failure) return;
   if (!batch.failure) batch.failure = failure;
-  // A read that is refused overtakes data of others, and they may never be right.
+  // A refused read may overtake data of other requests, so any segment of a read may be bad.
   const bool named_all =
       batch.dir == direction::write && !bad.empty() && bad.size() < max_bad_listed;
   if (!named_all) part.all_bad = true;
   for (const auto index : bad) {
-    if (index < batch.segments) batch.bad.insert(index);  // the peer's word: checked
+    if (index < batch.segments) batch.bad.insert(index);  // comes from the peer, so check it
   }
 }
 
@@ -174,7 +174,7 @@ result<std::shared_ptr<staging::copy_group>> tcp_link::part_done(
   {
     const std::lock_guard lock{batch_mutex_};
     const auto at = batches_.find(wire);
-    if (at == batches_.end()) return nullptr;  // fenced meanwhile
+    if (at == batches_.end()) return nullptr;  // already fenced
     auto* part = at->second->part_on(lane);
     if (part == nullptr || part->done) {
       return fail(errc::link_broken, "the peer broke the tcp protocol: it completed a part twice");
@@ -191,7 +191,7 @@ result<std::shared_ptr<staging::copy_group>> tcp_link::part_done(
     push_session(batch->frame);
   }
   auto done = batch->outcome();
-  // Before its owner hears of its end, and posts again.
+  // Before its owner is told of its end and posts again.
   if (batch->reusable) keep_spare(std::move(batch));
   sink_.deliver(std::move(done));
   return nullptr;
@@ -206,8 +206,8 @@ std::shared_ptr<staging::copy_group> tcp_link::copies_of(std::uint64_t wire,
 }
 
 void tcp_link::close_books(batch_in_flight& batch) {
-  // A peer that says "done" too early finds the memory withdrawn. Nobody who holds a pin waits for
-  // this lock.
+  // A peer that reports the end too early finds the memory withdrawn. `revoke` may wait for pins
+  // here: no thread that holds one waits for the batch lock.
   batch.guard.revoke();
   batch.memory.clear();
   ledger_.ended(!batch.failure);

@@ -10,15 +10,16 @@ namespace troupe::transport::tcp {
 
 namespace {
 
-/// How long a link whose peer is gone reads the peer's last session frames.
+/// How long a link whose peer is gone still reads the peer's last session frames.
 constexpr std::chrono::milliseconds longest_end{2000};
 
 }  // namespace
 
-/// The peer is gone, as one lane shows. Its last session frames may still be in the socket of lane 0, or on
-/// their way there, and they count, whichever lane is read first. The engine's rounds read them without
-/// sleeping. A peer that said goodbye says it on lane 0 as well, after its frames; of one that vanished what
-/// has come is read. The bound is for a peer that keeps on sending, or that says goodbye on one lane alone.
+/// Called when a lane shows that the peer is gone. The peer's last session frames may still be in
+/// the socket of lane 0, or on their way there, and must be delivered, whichever lane is read
+/// first. The engine's rounds read them without sleeping. A peer that said goodbye says it on lane
+/// 0 as well, after its frames; from a peer that vanished, lane 0 is read until it is empty. The
+/// time limit is for a peer that keeps sending, or that says goodbye on one lane only.
 void tcp_link::end_after_frames(troupe::error why, bool said_goodbye) {
   {
     const std::lock_guard lock{state_mutex_};
@@ -40,7 +41,7 @@ void tcp_link::end_now() {
   if (why) break_link(std::move(*why));
 }
 
-/// True: nothing more is heard of the peer.
+/// Whether the time for the peer's last frames is over.
 bool tcp_link::heard_out(steady_time now) {
   const std::lock_guard lock{state_mutex_};
   return now >= ending_until_;
@@ -56,7 +57,7 @@ void tcp_link::close() {
   static_cast<void>(end(state::closed, {errc::aborted, "the link was closed"}));
 }
 
-// True for the one call that ended it.
+// Returns true for the one call that ended the link.
 bool tcp_link::end(state final_state, const troupe::error& why) {
   state before{};
   {
@@ -73,7 +74,7 @@ bool tcp_link::end(state final_state, const troupe::error& why) {
   }
   door_->forget(number_);
   if (before == state::up) {
-    if (!copies_.any()) engine_.remove_poller(this);  // else `on_poll` does it
+    if (!copies_.any()) engine_.remove_poller(this);  // otherwise `on_poll` removes it
     std::array<std::byte, header_size> goodbye{};
     encode(frame_header{.type = frame_type::goodbye}, goodbye.data());
     for (const auto& lane : lanes_) {

@@ -10,9 +10,9 @@
 #include "troupe/transport/random.hpp"
 #include "troupe/transport/tcp/tcp_link.hpp"
 
-// From offers to lanes. The initiator dials every lane, greets and answers the listener's challenge; the
-// acceptor gives its own proof once all lanes have given theirs, so the link goes up at the acceptor
-// first and no frame can come too early.
+// The handshake, from offers to lanes. The initiator dials every lane, greets and answers the
+// listener's challenge. The acceptor sends its own proofs once all lanes have been proved, so the
+// link goes up at the acceptor first and no frame can arrive too early.
 namespace troupe::transport::tcp {
 
 namespace {
@@ -60,7 +60,7 @@ result<void> tcp_link::connect(const link_offer& peer) {
   return {};
 }
 
-// Called after each step, without the lock: the sink hears of what the step decided.
+// Called after each step, without the lock: tells the sink what the step decided.
 void tcp_link::after_handshake(trouble why) {
   if (why) {
     break_link(std::move(*why));
@@ -86,7 +86,7 @@ bool tcp_link::handshake_ready(std::uint64_t key) {
 void tcp_link::on_timer(std::uint64_t key, steady_time) {
   if (key == guard_key) {
     watched_.store(false, std::memory_order_release);
-    return;  // the round that follows looks
+    return;  // the next round checks the copies
   }
   trouble why;
   {
@@ -122,7 +122,8 @@ tcp_link::trouble tcp_link::dial_lane(std::size_t lane) {
   return std::nullopt;
 }
 
-// The listener drops the oldest of too many unknown connections: that may have been ours.
+// Dial again: the listener drops the oldest of too many unproved connections, which may have been
+// ours.
 void tcp_link::redial_later(std::size_t lane, std::string why) {
   last_refusal_ = std::move(why);
   drop_half(halves_[lane]);
@@ -137,10 +138,10 @@ void tcp_link::drop_half(half_lane& half) {
   half.answered = false;
 }
 
-// The other end must not wait for its timeout, nor take a link that we gave up for a peer that
-// died. Whether it arrives is not ours to see to: the connection closes after it.
+// Tells the other end, so that it does not wait for its timeout, nor take an abandoned link for a
+// dead peer. Best effort: the connection closes right after.
 void tcp_link::leave_half(half_lane& half, errc why) {
-  // Before the proof there is no link at the other end that could hear it.
+  // Before the proof no link at the other end would receive it.
   const bool proved = half.now == dial_state::proving || half.now == dial_state::ready;
   if (!half.fd || !proved) return;
   const auto say = [&](const auto& bytes) {
@@ -184,7 +185,7 @@ tcp_link::trouble tcp_link::greet(std::size_t lane) {
              .drawn = {}};
   random_bytes(said.drawn);
   half.greeting = encode(said);
-  // A fresh socket takes 80 bytes at once; one that does not is of no use.
+  // A fresh socket accepts 80 bytes at once; give up any other.
   const auto sent =
       ::send(half.fd.get(), half.greeting.data(), hello_size, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent != static_cast<ssize_t>(hello_size)) {
@@ -224,7 +225,8 @@ tcp_link::trouble tcp_link::read_reply(std::size_t lane) {
 }
 
 tcp_link::trouble tcp_link::on_refusal(std::size_t lane, errc why) {
-  // Only we can have proved it. That connection is lost to us, and is not given up for another.
+  // Only this node can have proved the lane, on a connection that it has lost since. The peer does
+  // not replace that connection.
   if (why == errc::already_exists) {
     return troupe::error{errc::link_broken,
                          "the peer has lane " + std::to_string(lane) + " of the link already"};
@@ -294,7 +296,7 @@ tcp_link::trouble tcp_link::check_claim(const lane_claim& claim) {
   }
   const auto invitation = prove_invitation(secret_, claim.greeting, claim.challenge);
   const auto proof = prove_lane(link_role::initiator, key_, claim.greeting, claim.challenge);
-  // Without the dialer's offer there is no key yet: `check_held_lanes` looks at the proof.
+  // Without the dialer's offer there is no key yet; `check_held_lanes` checks the proof later.
   const bool right = same_proof(claim.shown.invitation, invitation) &&
                      (now == state::idle || same_proof(claim.shown.proof, proof));
   if (!right) {
@@ -310,7 +312,7 @@ tcp_link::trouble tcp_link::check_claim(const lane_claim& claim) {
       (!halves_.empty() && halves_.size() != said.lanes)) {
     return troupe::error{errc::invalid_config, "the dialer's lane numbers make no sense"};
   }
-  // A lane that was proved stays. One whose connection has ended is none.
+  // A proved lane is kept, unless its connection has ended.
   if (!halves_.empty() && halves_[said.lane].fd && !has_ended(halves_[said.lane].fd)) {
     refused_.fetch_add(1, std::memory_order_relaxed);
     return troupe::error{errc::already_exists, "a second connection for lane " +
@@ -328,7 +330,8 @@ void tcp_link::prepare_verdict(half_lane& half, const lane_key& key) noexcept {
   half.now = dial_state::ready;
 }
 
-// Lanes that came before the dialer's offer. A wrong one costs its connection, not the link.
+// Checks the lanes that arrived before the dialer's offer. A wrong proof ends its connection, not
+// the link.
 tcp_link::trouble tcp_link::check_held_lanes() {
   for (auto& half : halves_) {
     if (half.now != dial_state::proving) continue;
@@ -343,11 +346,11 @@ tcp_link::trouble tcp_link::check_held_lanes() {
 }
 
 tcp_link::trouble tcp_link::complete_acceptor() {
-  // The dialer dials a lane again whose connection ended.
+  // Drop lanes whose connection has ended; the dialer dials them again.
   for (auto& half : halves_) {
     if (half.fd && has_ended(half.fd)) drop_half(half);
   }
-  // How many lanes there are was said by those, too.
+  // The number of lanes came from the dropped connections, too, so forget it.
   if (std::ranges::none_of(halves_, [](const auto& half) { return bool{half.fd}; })) {
     halves_.clear();
     return std::nullopt;

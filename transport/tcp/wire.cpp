@@ -184,7 +184,7 @@ result<completion_body> decode_completion_body(std::span<const std::byte> in) {
     body.bad[i] = get<std::uint32_t>(in.data() + 4 + i * 4);
   const auto said = in.subspan(4 + std::size_t{listed} * 4);
   body.sentence.assign(reinterpret_cast<const char*>(said.data()), said.size());
-  // It goes into logs: nothing but printable characters.
+  // The sentence goes into logs, so keep only printable characters.
   std::replace_if(
       body.sentence.begin(), body.sentence.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return body;
@@ -273,7 +273,7 @@ result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in) {
   }
   hello_reply r{.kind = static_cast<reply_kind>(kind), .status = status, .body = {}};
   std::memcpy(r.body.data(), at + 16, r.body.size());
-  // One that a later release has added.
+  // An errc that a later release has added.
   if (refuses && !is_errc(status)) r.status = static_cast<std::uint8_t>(errc::internal);
   return r;
 }

@@ -13,7 +13,7 @@
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/types.hpp"
 
-/// The bytes of the tcp backend. PROTOCOL.md says the same in prose; keep the two equal.
+/// The wire format of the tcp backend. PROTOCOL.md describes it in prose; keep the two consistent.
 namespace troupe::transport::tcp {
 
 inline constexpr std::uint16_t protocol_version = 2;
@@ -33,9 +33,9 @@ inline constexpr std::size_t max_session = std::size_t{1} << 20;
 inline constexpr std::size_t max_completion_body = 4096;
 inline constexpr std::size_t max_bad_listed = 512;
 inline constexpr std::uint8_t max_lanes = 64;
-/// Read requests that may wait for their data on one lane.
+/// The most read requests on one lane that wait for their data.
 inline constexpr std::uint32_t max_open_reads = 256;
-/// What must fit into the receiver's buffer at once: a header with its table.
+/// The largest header with its table, which must fit into the receiver's buffer.
 inline constexpr std::size_t max_head = header_size + max_entries * entry_size;
 
 enum class frame_type : std::uint8_t {
@@ -44,8 +44,8 @@ enum class frame_type : std::uint8_t {
   read_data = 3,     ///< data, trailer
   completion = 4,    ///< session: bad list and sentence
   session = 5,       ///< session
-  cancel = 6,        ///< of a batch's reads
-  // 7 and 8 were a ping and its answer; the kernel asks a silent peer (`tune_lane`).
+  cancel = 6,        ///< cancels a batch's reads
+  // 7 and 8 were a ping and its answer; now the kernel probes a silent peer (`tune_lane`).
   goodbye = 9,  ///< the peer closes the link on purpose
 };
 
@@ -70,8 +70,8 @@ struct frame_header {
   [[nodiscard]] bool has(frame_flag flag) const noexcept { return (flags & flag) != 0; }
 };
 
-/// One segment as the target sees it. `index` is the initiator's number for it, returned in bad
-/// lists.
+/// One segment as the target sees it. `index` is the initiator's number of the segment, returned in
+/// bad lists.
 struct wire_entry {
   std::uint64_t offset{0};
   std::uint64_t stride{0};
@@ -83,15 +83,14 @@ struct wire_entry {
 void encode(const frame_header& header, std::byte* out) noexcept;
 void encode(const wire_entry& entry, std::byte* out) noexcept;
 void encode_trailer(std::uint32_t status, std::byte* out) noexcept;
-/// `invalid_config` with the sentence that names the wrong field: a header that breaks the
-/// protocol.
+/// `invalid_config`: the header violates the protocol; the sentence names the wrong field.
 [[nodiscard]] result<frame_header> decode_header(std::span<const std::byte, header_size> in);
 [[nodiscard]] wire_entry decode_entry(std::span<const std::byte, entry_size> in) noexcept;
-/// No value: the mark is wrong, the stream is out of step.
+/// Empty if the mark is wrong, which means that the stream is out of step.
 [[nodiscard]] std::optional<std::uint32_t> decode_trailer(
     std::span<const std::byte, trailer_size> in) noexcept;
 
-/// What a completion that failed says besides its status.
+/// What a failed completion carries besides its status.
 struct completion_body {
   std::vector<std::uint32_t> bad;
   std::string sentence;
@@ -110,7 +109,7 @@ using hello_bytes = std::array<std::byte, hello_size>;
 using reply_bytes = std::array<std::byte, reply_size>;
 using proof_bytes = std::array<std::byte, proof_size>;
 
-/// First bytes from the side that dials. No secret: whoever listens on the way may read it.
+/// The dialer's first bytes. Contains no secret: an eavesdropper may read it.
 struct hello {
   std::uint16_t lane{0};
   std::uint16_t lanes{0};
@@ -125,22 +124,23 @@ enum class reply_kind : std::uint8_t {
   challenge = 1,  ///< `body` is the acceptor's nonce: the dialer must prove itself
   verdict = 2,    ///< `body` is the acceptor's proof: the lane is part of the link
 };
-/// What the acceptor says. Between a challenge and a verdict the dialer sends its proofs, bare.
+/// The acceptor's messages. Between challenge and verdict the dialer sends its proofs, without a
+/// header.
 struct hello_reply {
   reply_kind kind{reply_kind::refusal};
-  std::uint8_t status{0};  ///< an errc in a refusal, else 0
+  std::uint8_t status{0};  ///< an errc in a refusal, otherwise 0
   nonce body{};
 };
 
 [[nodiscard]] hello_bytes encode(const hello& h) noexcept;
-/// `unauthorized` (not the bytes of a lane), `version_mismatch`.
+/// `unauthorized` (not a lane's greeting), `version_mismatch`.
 [[nodiscard]] result<hello> decode_hello(std::span<const std::byte, hello_size> in);
-/// Whether the first bytes of a greeting may become one that we can read. Of any length: a peer of
-/// another version is not waited for until it has said all of its greeting.
+/// Whether bytes, of any length, may be the start of a readable greeting. Detects a peer of another
+/// version without waiting for its whole greeting.
 [[nodiscard]] result<void> check_hello_start(std::span<const std::byte> in);
 [[nodiscard]] reply_bytes encode(const hello_reply& r) noexcept;
 [[nodiscard]] reply_bytes refusal_of(errc why) noexcept;
-/// `peer_unreachable` (no reply of ours), `version_mismatch`.
+/// `peer_unreachable` (not a reply of this protocol), `version_mismatch`.
 [[nodiscard]] result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in);
 
 // -- the offer

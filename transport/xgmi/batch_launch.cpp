@@ -8,15 +8,15 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-/// What is launched first of a large batch where the GPU has nothing to do, while the rest is
-/// written; what comes after it is four times as large, up to the most, so that both lanes end at
-/// about the same time.
+/// The first part of a large batch launched on an idle GPU, while the rest is written. Each later
+/// part is `part_growth` times as large, up to `most_part_bytes`, so that both lanes end at about
+/// the same time.
 constexpr std::uint64_t first_part_bytes = std::uint64_t{8} << 20;
 constexpr std::uint64_t most_part_bytes = std::uint64_t{32} << 20;
 constexpr std::uint32_t part_growth = 4;
-/// Below, bulk copies take longer to begin than they win.
+/// For smaller batches the start of bulk copies costs more than they gain.
 constexpr std::uint64_t least_bulk_bytes = std::uint64_t{128} << 10;
-/// Parts end where a line of the GPU's caches ends: one that is read must not be written any more.
+/// Parts end at a cache line of the GPU: a line being read must not be written any more.
 constexpr std::uint32_t line_items = 16;
 static_assert(sizeof(run_item) * line_items % 128 == 0 &&
               sizeof(rows_item) * line_items % 128 == 0);
@@ -87,7 +87,7 @@ batch_launch::batch_launch(device_lanes& on, const plan& how)
 
 void batch_launch::add(direction dir, const std::byte* local, const std::byte* remote,
                        std::span<const segment> segments) {
-  // Regions are far smaller than the distance from here to the end of what an item can name.
+  // Items hold 56 bits. Regions are far smaller than the distance from 55 bits to that limit.
   constexpr auto highest = item_address >> 1;
   if (reinterpret_cast<std::uintptr_t>(local) > highest ||
       reinterpret_cast<std::uintptr_t>(remote) > highest) {
@@ -105,8 +105,9 @@ void batch_launch::add(direction dir, const std::byte* local, const std::byte* r
   }
 }
 
-/// The common case, blocks that are one item each and all alike: as many of the first segments as are
-/// that and as there is room for. What a block costs here bounds what goes through a link per second.
+/// The common case of blocks that are one item each and all alike: adds as many of the first
+/// segments as are such blocks and fit, and returns their number. The cost per block here bounds a
+/// link's throughput.
 std::size_t batch_launch::add_plain(direction dir, std::uint64_t local, std::uint64_t remote,
                                     std::span<const segment> segments) {
   const bool writes = dir == direction::write;
@@ -131,7 +132,7 @@ std::size_t batch_launch::add_plain(direction dir, std::uint64_t local, std::uin
   return i;
 }
 
-/// Parts take turns on the lanes, so that one begins while the last of another ends; so do batches.
+/// Parts and batches take turns on the lanes, so that one begins while another ends.
 std::size_t batch_launch::lane_for_next() noexcept {
   return lane_++ % device_lanes::lane_count;
 }
@@ -139,7 +140,7 @@ std::size_t batch_launch::lane_for_next() noexcept {
 void batch_launch::go(const copy_launch& what) {
   if (failure_) return;
   const auto lane = lane_for_next();
-  made_.marks[lane] = 1;  // used; the mark itself comes at the end
+  made_.marks[lane] = 1;  // used; `end` sets the mark itself
   if (auto ok = on_.runtime().launch(on_.lane(lane).stream(), what); !ok) {
     failure_ = std::move(ok).error();
   }
@@ -168,8 +169,7 @@ bool batch_launch::take_table(part_of<Item>& part) {
   auto table = on_.lend_table(items_expected_ * sizeof(Item));
   if (!table) {
     if (!failure_) failure_ = std::move(table).error();
-    part.used = part.launched = part.until =
-        0;  // nothing else is launched, nor written to the table
+    part.used = part.launched = part.until = 0;  // launch and write nothing more
     return false;
   }
   made_.tables.push_back(*table);
@@ -185,7 +185,7 @@ void batch_launch::set_until(std::uint32_t& until, std::uint32_t launched,
   until = std::min(capacity, launched + part_items_);
 }
 
-/// The items are as many as fit in the launch, in the part, or in the table.
+/// Called when the items fill the launch, the part or the table.
 bool batch_launch::make_room(copy_way way, part_of<run_item>& part) {
   if (failure_) return false;
   if (part.table.host == nullptr) {
@@ -199,7 +199,7 @@ bool batch_launch::make_room(copy_way way, part_of<run_item>& part) {
     if (part.used == part.capacity && !take_table(part)) return false;
   }
   set_until(part.until, part.launched, part.capacity);
-  // A part of no more items than are there already is launched with the next ones.
+  // If the items already fill the part, launch them together with the next ones.
   if (part.until <= part.used) part.until = std::min(part.capacity, part.used + line_items);
   return !failure_;
 }

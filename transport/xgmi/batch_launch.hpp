@@ -13,24 +13,24 @@
 
 namespace troupe::transport::xgmi {
 
-/// What a batch has under way on one GPU.
+/// The work of one batch in flight on one GPU.
 struct flight {
   device_lanes* on{nullptr};
-  /// Of each lane that was used; 0: it was not.
+  /// The mark on each lane; 0 if the lane was not used.
   std::array<std::uint64_t, device_lanes::lane_count> marks{};
-  std::vector<pinned_memory> tables;  ///< given back when the marks are reached
+  std::vector<pinned_memory> tables;  ///< returned once the marks are reached
 
   [[nodiscard]] bool ended() const noexcept;
-  /// Once it has ended: why what it brought cannot be believed. Told once.
+  /// After the end: why the copied bytes cannot be trusted, if so. Returned once.
   [[nodiscard]] std::optional<troupe::error> take_failure();
-  /// A lane that it used is of no use any more.
+  /// Whether a lane that it used has failed.
   [[nodiscard]] bool lost() const noexcept;
   void give_back_tables();
 };
 
-/// Writes the items of a batch into tables and launches them; where the GPU has nothing else to do,
-/// in parts, so that the first is copied while the rest is written. Items of one kind go into one
-/// table; a table is written once, in order, and read by the GPU where it is.
+/// Writes the items of a batch into tables and launches them. If the GPU is idle it launches them
+/// in parts, so that the first part is copied while the rest is written. Items of one kind share a
+/// table; a table is written once, in order, and the GPU reads it in place.
 class batch_launch {
  public:
   struct plan {
@@ -38,8 +38,8 @@ class batch_launch {
     std::uint64_t engine_bytes{UINT64_MAX};
     bool bulk{false};
     std::uint64_t total{0};     ///< bytes of the batch
-    std::uint64_t segments{0};  ///< of it
-    std::uint64_t chunk{0};     ///< of `cutting`; 0: what `chunk_for` says
+    std::uint64_t segments{0};  ///< of the batch
+    std::uint64_t chunk{0};     ///< of `cutting`; 0 for `chunk_for(total)`
   };
 
   batch_launch(device_lanes& on, const plan& how);
@@ -48,11 +48,11 @@ class batch_launch {
 
   void add(direction dir, const std::byte* local, const std::byte* remote,
            std::span<const segment> segments);
-  /// Launches the rest. What was launched is under way also when this says that something failed.
+  /// Launches the rest. Parts launched before a failure are in flight and are part of the result.
   [[nodiscard]] flight end();
   [[nodiscard]] const std::optional<troupe::error>& failure() const noexcept { return failure_; }
 
-  // -- what `cut_segments` calls
+  // -- the sink of `cut_segments`
   void run(copy_way way, std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
     auto& part = runs_[static_cast<std::size_t>(way)];
     if (part.used == part.until) [[unlikely]] {
@@ -64,15 +64,15 @@ class batch_launch {
   void engine(std::uint64_t from, std::uint64_t to, std::uint64_t bytes);
 
  private:
-  /// The items of one kind: `launched` to `used` are written and wait.
+  /// The items of one kind; those from `launched` to `used` are written but not launched.
   template <class Item>
   struct part_of {
     Item* items{nullptr};
     std::uint32_t used{0};
-    std::uint32_t until{0};  ///< where something must be done before the next one
+    std::uint32_t until{0};  ///< `make_room` is due before the item with this index
     std::uint32_t launched{0};
     std::uint32_t capacity{0};  ///< of the table
-    pinned_memory table{};      ///< none yet: the items are in `first_`
+    pinned_memory table{};      ///< empty while the items are in `first_`
   };
 
   [[nodiscard]] std::size_t add_plain(direction dir, std::uint64_t local, std::uint64_t remote,
@@ -99,7 +99,7 @@ class batch_launch {
   flight made_;
   std::array<part_of<run_item>, run_ways> runs_{};
   part_of<rows_item> rows_{};
-  /// Where items are until there are too many to travel in the launch. Filled before it is read.
+  /// Holds the items while they are few enough to travel in the launch. Written before it is read.
   std::array<std::array<run_item, max_inline_items>, run_ways> first_;
   std::optional<troupe::error> failure_;
 };

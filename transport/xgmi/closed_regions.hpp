@@ -10,28 +10,28 @@
 
 namespace troupe::transport::xgmi {
 
-/// Regions of a peer that it has deregistered and that are being closed here, or are closed: it is to
-/// be told of these. Thread-safe.
+/// Regions that the peer has deregistered and that are being closed here, or are closed and still
+/// to be reported to the peer. Thread-safe.
 class closed_regions {
  public:
-  /// One more is being closed.
+  /// A region is about to be closed.
   void expect() {
     const std::lock_guard lock{mutex_};
     ++expected_;
   }
-  /// One of those is closed.
+  /// An expected region has been closed.
   void put(region_id region) {
     const std::lock_guard lock{mutex_};
     --expected_;
     waiting_.push_back(region);
   }
-  /// One that is closed.
+  /// A closed region that has not been reported yet, if any.
   [[nodiscard]] std::optional<region_id> front() const {
     const std::lock_guard lock{mutex_};
     if (waiting_.empty()) return std::nullopt;
     return waiting_.front();
   }
-  /// Of one that `front` answered; one caller at a time.
+  /// Removes the region that `front` returned. One caller at a time.
   void pop() {
     const std::lock_guard lock{mutex_};
     waiting_.pop_front();
@@ -40,7 +40,7 @@ class closed_regions {
     const std::lock_guard lock{mutex_};
     return !waiting_.empty();
   }
-  /// Closed or not.
+  /// Counts regions being closed and closed ones.
   [[nodiscard]] std::size_t size() const {
     const std::lock_guard lock{mutex_};
     return expected_ + waiting_.size();

@@ -5,7 +5,7 @@
 namespace troupe::transport::xgmi {
 
 void compute_watch::caller::tell(std::optional<troupe::error> why) noexcept {
-  // Held during the call, so that `forget` waits for it.
+  // Locked during the call, so that `forget` waits for it.
   const std::lock_guard lock{mutex_};
   if (const auto then = std::exchange(then_, {})) then(std::move(why));
 }
@@ -72,7 +72,7 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
   auto told = gpus.record(on.last, on.stream);
   if (told) told = gpus.ring_after(on.stream, one);
   if (!told) {
-    site_->events.leave(std::move(opened));  // the stream still waits for it
+    site_->events.leave(std::move(opened));  // the stream still waits for the event
     return told;
   }
   on.behind.push_back({line, std::move(one), std::move(opened)});
@@ -82,7 +82,7 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
   return {};
 }
 
-/// A stream comes to its points in their order.
+/// Drops the called callers at the front; a stream reaches its points in order.
 void compute_watch::forget_the_told(waiting_stream& on, steady_time now) {
   const auto first =
       std::ranges::find_if_not(on.behind, [](const auto& each) { return each.who->told(); });
@@ -91,8 +91,9 @@ void compute_watch::forget_the_told(waiting_stream& on, steady_time now) {
   on.moved = now;
 }
 
-/// Under the lock: where a line waits already; else the first stream that moves and has room, which
-/// may have to be made; else the one with room that moved last.
+/// Under the lock: the number of the stream on which the line already waits; otherwise of the first
+/// stream that moves and has room, which may have to be made; otherwise of the one with room that
+/// moved last.
 std::uint64_t compute_watch::number_for_others(std::uint32_t gpu, std::uint64_t line,
                                                steady_time now) {
   std::optional<std::uint64_t> moves;
@@ -162,7 +163,7 @@ void compute_watch::close() {
     if (std::exchange(closed_, true)) return;
     if (timed_) engine_.cancel(timer_);
     for (auto& [where, waiting] : streams_) {
-      // They stay, with the events that the stream may still have to come to.
+      // The entries stay: the stream may still have to reach their events.
       for (const auto& each : waiting.behind) all.push_back(each.who);
     }
   }

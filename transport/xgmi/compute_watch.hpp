@@ -13,9 +13,9 @@
 
 namespace troupe::transport::xgmi {
 
-/// Tells when GPUs have come to points in an engine's work, without a thread that waits: a stream of
-/// ours waits for the engine's event, and the driver calls from behind it. A driver calls nobody
-/// after an error, so every stream with somebody behind it is looked at now and then. Thread-safe.
+/// Reports when GPUs reach points in an engine's work, without a waiting thread: a stream of ours
+/// waits for the engine's event, and the driver makes a callback behind it. After an error the
+/// driver makes no callbacks, so a timer checks every stream that has callers waiting. Thread-safe.
 class compute_watch final : public pollable, public std::enable_shared_from_this<compute_watch> {
  public:
   using news = std::function<void(std::optional<troupe::error>)>;
@@ -23,56 +23,56 @@ class compute_watch final : public pollable, public std::enable_shared_from_this
   compute_watch(std::shared_ptr<gpu_site> site, progress_engine& engine);
   ~compute_watch() override;
 
-  /// `then` is called once, on a thread of the driver or of the progress engine, or never if `close`
-  /// comes first; it must not call the GPU. Points of one `line` are waited for one behind the
-  /// other. The event is done with when this returns, but for that one of another process stays
-  /// open. `no_device`, `invalid_config` (no event, two, or one that cannot be opened), `overloaded`
-  /// (too many wait behind points to which the GPU does not come).
+  /// Calls `then` once, on a thread of the driver or of the progress engine, or never if `close`
+  /// comes first; `then` must not call the GPU. Points of one `line` are waited for in order. The
+  /// caller may reuse the event when this returns; an event of another process is kept open here.
+  /// `no_device`, `invalid_config` (no event, two, or an event that cannot be opened), `overloaded`
+  /// (too many wait behind points that the GPU does not reach).
   [[nodiscard]] result<void> after(const compute_point& point, std::uint64_t line, news then);
-  /// Nobody is called any more when this returns.
+  /// No callback runs after this returns.
   void close();
 
   bool on_ready(std::uint64_t, std::uint32_t) override { return false; }
   void on_timer(std::uint64_t key, steady_time now) override;
 
  private:
-  /// So many lines of a GPU wait apart; more share.
+  /// Lines that have a stream of their own on a GPU; more lines share the streams.
   static constexpr std::uint64_t streams_per_gpu = 16;
-  /// Behind them, the streams of a GPU on which points of other processes are waited for. A worker
-  /// that dies before it has come to its point leaves its stream waiting for ever: whoever is behind
-  /// it then fails by its deadline, and no point of this process is. So the first of these streams
-  /// takes all, and the next one those that come once it has not moved for `patience`.
+  /// Additional streams of a GPU, which wait for points of other processes only. A worker that dies
+  /// before its point is reached leaves the stream waiting for ever, and every caller behind it
+  /// fails by its deadline; no point of this process is behind it. The first of these streams takes
+  /// all points; once it has not moved for `patience`, new points go to the next one.
   static constexpr std::uint64_t streams_of_others = 4;
   static constexpr std::chrono::milliseconds patience{1000};
-  /// Points behind one stream. Each is three commands to the driver, which keeps about a thousand of a
-  /// stream and lets the caller wait for room for more.
+  /// The most points behind one stream. Each is three commands to the driver, which queues about a
+  /// thousand per stream and blocks the caller beyond that.
   static constexpr std::size_t most_behind = 320;
   static constexpr std::chrono::milliseconds look_every{100};
 
-  /// Somebody behind a point.
+  /// A caller waiting behind a point.
   class caller final : public bell {
    public:
     explicit caller(news then) : then_{std::move(then)} {}
     void ring() noexcept override { tell(std::nullopt); }
     void tell(std::optional<troupe::error> why) noexcept;
-    /// Waits for a call that runs just now.
+    /// Drops the callback; waits for a call in progress.
     void forget();
     [[nodiscard]] bool told();
 
    private:
     std::mutex mutex_;
-    news then_;  ///< empty: told
+    news then_;  ///< empty once called
   };
   struct point_behind {
     std::uint64_t line{0};
     std::shared_ptr<caller> who;
-    std::shared_ptr<const opened_event> event;  ///< of another process, or none
+    std::shared_ptr<const opened_event> event;  ///< of another process, or null
   };
   struct waiting_stream {
     gpu_stream stream;
-    gpu_event last;  ///< recorded behind everything that the stream was given
+    gpu_event last;  ///< recorded behind all work given to the stream
     std::vector<point_behind> behind;
-    steady_time moved{};  ///< since then it has come to none of those, or had none
+    steady_time moved{};  ///< when it last reached a point or had none waiting
   };
 
   static void forget_the_told(waiting_stream& on, steady_time now);

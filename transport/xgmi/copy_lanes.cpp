@@ -9,8 +9,8 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-/// How long a driver may refuse in a row to say how far a GPU is that is not lost: while another
-/// thread captures a graph, say, drivers do. Afterwards nothing is believed to run any more.
+/// How long a driver may keep refusing to report the progress of a GPU that is not lost, as drivers
+/// do while another thread captures a graph, for example. After that the lane has failed.
 constexpr std::chrono::seconds longest_refusal{10};
 
 }  // namespace
@@ -18,7 +18,7 @@ constexpr std::chrono::seconds longest_refusal{10};
 // -- a lane
 
 copy_lane::~copy_lane() {
-  // Kernels that still run touch memory that its owner is about to free.
+  // Kernels still running access memory that its owner is about to free.
   const auto last = std::chrono::steady_clock::now() + std::chrono::seconds{10};
   while (!reached(last_) && std::chrono::steady_clock::now() < last) {
     if (!look()) std::this_thread::yield();
@@ -47,7 +47,7 @@ std::uint64_t copy_lane::mark() {
   return made;
 }
 
-/// Under the lock: an event behind everything that the stream was given so far.
+/// Under the lock: records an event behind all work given to the stream so far.
 result<gpu_event> copy_lane::event_behind() {
   gpu_event event;
   if (!free_.empty()) {
@@ -65,8 +65,8 @@ result<gpu_event> copy_lane::event_behind() {
   return event;
 }
 
-/// Under the lock: the driver refused what would tell when the mark is reached. What it stands behind
-/// may run on, so the mark waits. False: the lane has failed.
+/// Under the lock: the driver refused the event of the mark. The work before the mark may still
+/// run, so the mark waits. Returns false if the lane has failed.
 bool copy_lane::spoil(std::uint64_t mark, troupe::error why) {
   const auto now = std::chrono::steady_clock::now();
   if (!refused_since_) refused_since_ = now;
@@ -92,14 +92,14 @@ void copy_lane::fail_all(troupe::error why) {
 
 bool copy_lane::look() {
   const std::unique_lock lock{mutex_, std::try_to_lock};
-  if (!lock.owns_lock()) return false;  // somebody looks, or adds
+  if (!lock.owns_lock()) return false;  // another thread looks, or sets a mark
   const auto before = reached_.load(std::memory_order_relaxed);
   while (!waiting_.empty() && hear_of_front()) {
   }
   return reached_.load(std::memory_order_relaxed) != before;
 }
 
-/// Under the lock. True: the first mark was reached.
+/// Under the lock. Returns whether the first mark was reached.
 bool copy_lane::hear_of_front() {
   auto& front = waiting_.front();
   if (front.event.handle == nullptr) {
@@ -162,7 +162,7 @@ device_lanes::~device_lanes() {
   for (const auto& slab : slabs_) runtime_->release_pinned(slab);
 }
 
-/// Under the lock, or by the only owner.
+/// Under the lock, or before anyone else has access.
 result<void> device_lanes::add_tables(std::size_t size, std::vector<pinned_memory>& to) {
   constexpr std::size_t at_once = 16;
   auto slab = runtime_->allocate_pinned(device_, size * at_once);

@@ -15,42 +15,42 @@
 
 namespace troupe::transport::xgmi {
 
-/// One stream of copies and how far it is. What is given to it ends in order; a *mark* is a place in
-/// that order. Thread-safe.
+/// One stream of copies and its progress. The work given to it ends in order; a *mark* is a place
+/// in that order. Thread-safe.
 class copy_lane {
  public:
   copy_lane(gpu_runtime& runtime, gpu_stream stream) noexcept
       : runtime_{&runtime}, stream_{stream} {}
   copy_lane(const copy_lane&) = delete;
   copy_lane& operator=(const copy_lane&) = delete;
-  /// Waits for what is under way.
+  /// Waits for the work in flight.
   ~copy_lane();
 
   [[nodiscard]] gpu_stream stream() const noexcept { return stream_; }
-  /// A mark behind everything that the stream was given so far. Never fails: where the driver refuses
-  /// it, the mark alone has failed, and is reached once what is before it has ended nevertheless; where
-  /// the GPU is lost the lane has failed, and all marks are reached.
+  /// Sets a mark behind all work given to the stream so far. Never fails: if the driver refuses,
+  /// only this mark has failed, and it is still reached once the work before it has ended. If the
+  /// GPU is lost the lane has failed and all its marks are reached.
   [[nodiscard]] std::uint64_t mark();
-  /// Nothing that was marked is under way.
+  /// Whether all marked work has ended.
   [[nodiscard]] bool idle() const noexcept {
     return reached_.load(std::memory_order_acquire) >= last_.load(std::memory_order_acquire);
   }
   [[nodiscard]] bool reached(std::uint64_t mark) const noexcept {
     return reached_.load(std::memory_order_acquire) >= mark;
   }
-  /// Asks the driver how far it is. True: further than before.
+  /// Asks the driver for progress. Returns whether there was any.
   bool look();
-  /// Rings when all that is under way has ended well. False: nothing is under way.
+  /// Rings `what` when all work in flight has ended well. Returns false if there is none.
   [[nodiscard]] result<bool> ring_at_end(const std::shared_ptr<bell>& what);
-  /// The lane is of no use any more.
+  /// Whether the lane has failed for good.
   [[nodiscard]] bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
-  /// Of a mark that was reached: why what is before it cannot be believed. Once for each mark.
+  /// Why the work before a reached mark cannot be trusted, if so. Returned once per mark.
   [[nodiscard]] std::optional<troupe::error> take_failure(std::uint64_t mark);
 
  private:
   struct waiting {
     std::uint64_t mark{0};
-    gpu_event event{};  ///< none: the driver refused it, and is asked again
+    gpu_event event{};  ///< empty if the driver refused it; tried again later
   };
   [[nodiscard]] result<gpu_event> event_behind();
   [[nodiscard]] bool hear_of_front();
@@ -62,22 +62,23 @@ class copy_lane {
   mutable std::mutex mutex_;
   std::deque<waiting> waiting_;
   std::vector<gpu_event> free_;
-  std::atomic<std::uint64_t> last_{0};  ///< written under the lock
+  std::atomic<std::uint64_t> last_{0};  ///< written under `mutex_`
   std::atomic<std::uint64_t> reached_{0};
   std::atomic<bool> failed_{false};
   std::optional<troupe::error> failure_;
   std::map<std::uint64_t, troupe::error> spoiled_;  ///< marks that failed alone
   std::atomic<std::size_t> spoiled_count_{0};
-  std::optional<std::chrono::steady_clock::time_point> refused_since_;  ///< in a row
+  /// When the current series of refusals began.
+  std::optional<std::chrono::steady_clock::time_point> refused_since_;
 };
 
 /// The lanes of one GPU and the tables that its kernels read.
 class device_lanes {
  public:
-  /// Two: while the last thread blocks of one launch end, the next one runs. Each gets half of the
-  /// share of the GPU.
+  /// Two, so that the next launch runs while the last thread blocks of one end. Each lane gets half
+  /// of the share of the GPU.
   static constexpr std::size_t lane_count = 2;
-  /// Of tables that are lent; more wait.
+  /// Limit of the bytes of lent tables; batches beyond it wait.
   static constexpr std::size_t most_table_bytes = std::size_t{64} << 20;
   static constexpr std::size_t small_table = std::size_t{16} << 10;
   static constexpr std::size_t large_table = std::size_t{256} << 10;
@@ -91,18 +92,18 @@ class device_lanes {
   [[nodiscard]] std::uint32_t device() const noexcept { return device_; }
   [[nodiscard]] gpu_runtime& runtime() const noexcept { return *runtime_; }
   [[nodiscard]] copy_lane& lane(std::size_t index) const noexcept { return *lanes_[index]; }
-  /// Which lane is next: they take turns.
+  /// The index of the next lane; lanes take turns.
   [[nodiscard]] std::size_t next() noexcept {
     return turn_.fetch_add(1, std::memory_order_relaxed) % lane_count;
   }
 
-  /// As far as anybody looked.
+  /// Whether all lanes are idle, as of the last `look`.
   [[nodiscard]] bool idle() const noexcept { return lanes_[0]->idle() && lanes_[1]->idle(); }
 
-  /// A table for at least `bytes`, or as large as tables are; from the pool, but for the first times.
+  /// Lends a table of at least `bytes`, or of the largest size. The pool grows if it is empty.
   [[nodiscard]] result<pinned_memory> lend_table(std::size_t bytes);
   void take_back(const pinned_memory& table);
-  /// Too many tables are lent: batches should wait.
+  /// Whether so many tables are lent that batches should wait.
   [[nodiscard]] bool crowded() const noexcept {
     return lent_.load(std::memory_order_acquire) >= most_table_bytes;
   }
@@ -123,23 +124,23 @@ class device_lanes {
   std::atomic<std::size_t> lent_{0};
 };
 
-/// The lanes of all GPUs that this endpoint copies with, made when they are needed. Thread-safe.
+/// The lanes of all GPUs that this endpoint copies with, created on first use. Thread-safe.
 class copy_lanes {
  public:
   explicit copy_lanes(gpu_runtime& runtime) : runtime_{&runtime} {}
 
   [[nodiscard]] result<device_lanes*> on(std::uint32_t device);
-  /// True: some lane is further than before.
+  /// Asks the driver for progress of all lanes. Returns whether there was any.
   bool look();
-  /// Rings when everything under way on some lane has ended. False: nothing is under way, or it
-  /// cannot ring.
+  /// Rings `what` once for each busy lane, when the lane's work has ended. Returns false if no lane
+  /// is busy or the driver refused.
   bool ring_at_ends(const std::shared_ptr<bell>& what);
 
  private:
   gpu_runtime* runtime_;
   std::mutex mutex_;
   std::map<std::uint32_t, std::unique_ptr<device_lanes>> devices_;
-  /// The same, for readers without the lock.
+  /// The entries of `devices_`, for readers without the lock.
   static constexpr std::size_t most = 64;
   std::array<std::atomic<device_lanes*>, most> known_{};
 };

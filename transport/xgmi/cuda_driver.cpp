@@ -10,7 +10,7 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-/// The driver's calls. Empty where there is no driver.
+/// The driver's functions; null where there is no driver.
 struct driver {
   CUresult (*device_get)(CUdevice*, int){nullptr};
   CUresult (*retain)(CUcontext*, CUdevice){nullptr};
@@ -19,7 +19,7 @@ struct driver {
   CUresult (*address_range)(CUdeviceptr*, std::size_t*, CUdeviceptr){nullptr};
   CUresult (*pointer_attribute)(void*, CUpointer_attribute, CUdeviceptr){nullptr};
   CUresult (*error_name)(CUresult, const char**){nullptr};
-  // Newer; null where the driver is not.
+  // Newer functions; null with an older driver.
   CUresult (*range_handle)(void*, CUdeviceptr, std::size_t, CUmemRangeHandleType,
                            unsigned long long){nullptr};
   CUresult (*device_attribute)(int*, CUdevice_attribute, CUdevice){nullptr};
@@ -35,7 +35,7 @@ struct driver {
     find(error_name, "cuGetErrorName", 6000);
     find(range_handle, "cuMemGetHandleForAddressRange", 11070);
     find(device_attribute, "cuDeviceGetAttribute", 2000);
-    // From here on of the kind that needs no option of the kernel module.
+    // Since this version it needs no option of the kernel module.
     find(wait_value, "cuStreamWaitValue32", 11070);
   }
   [[nodiscard]] bool complete() const noexcept {
@@ -65,7 +65,7 @@ const driver& calls() noexcept {
 
 constexpr std::size_t max_devices = 64;
 
-/// Retained for the life of the process, as the runtime does.
+/// Retained for the life of the process, as the runtime does it.
 CUcontext primary_context(std::uint32_t device) noexcept {
   static std::mutex mutex;
   static std::array<std::atomic<CUcontext>, max_devices> known{};
@@ -138,7 +138,7 @@ cudaError_t cuda_wait_at(std::uint32_t device, void* stream, std::uint64_t addre
   if (driver.wait_value == nullptr) return cudaErrorNotSupported;
   const cuda_context_scope here{device};
   if (here.error() != cudaSuccess) return here.error();
-  // What NICs have written before the host opens must be seen behind the wait.
+  // Work behind the wait must see what NICs wrote before the host opened the gate.
   CUdevice number = 0;
   int flushes = 0;
   const bool can_flush =
@@ -149,7 +149,7 @@ cudaError_t cuda_wait_at(std::uint32_t device, void* stream, std::uint64_t addre
       flushes != 0;
   unsigned how = CU_STREAM_WAIT_VALUE_GEQ;
   if (can_flush) how |= CU_STREAM_WAIT_VALUE_FLUSH;
-  // The two number their errors alike.
+  // Runtime and driver use the same error numbers.
   return static_cast<cudaError_t>(
       driver.wait_value(static_cast<CUstream>(stream), address, value, how));
 }

@@ -8,11 +8,11 @@
 #include "troupe/transport/types.hpp"
 #include "troupe/transport/xgmi/copy_item.hpp"
 
-/// Cuts the segments of a batch into what kernels and the copy engine take.
+/// Cuts the segments of a batch into items for the kernels and the copy engine.
 namespace troupe::transport::xgmi {
 
 struct cutting {
-  std::uint64_t chunk{8192};  ///< items are not longer; at most `most_chunk`
+  std::uint64_t chunk{8192};  ///< longest item; at most `most_chunk`
   std::uint64_t engine_bytes{UINT64_MAX};
   bool bulk{false};  ///< `copy_way::bulk` may be used
 };
@@ -20,10 +20,10 @@ struct cutting {
 inline constexpr std::uint64_t most_chunk = 32'768;
 static_assert(most_chunk <= most_item_bytes);
 
-/// The piece of work of one warp, for a batch of so many bytes: small where there is little to
-/// share out, larger where the table would become long. From some 16 MiB on, pieces of 16 KiB are
-/// read 3% faster than those of 8 and take a third of the host's time; below, warps would end at
-/// different times.
+/// The bytes that one warp copies at a time, for a batch of `total` bytes: few if there is little
+/// to share out, more if the table would get long. From about 16 MiB on, pieces of 16 KiB are read
+/// 3% faster than pieces of 8 KiB and take a third of the host's time; in smaller batches warps
+/// would end at different times.
 [[nodiscard]] constexpr std::uint64_t chunk_for(std::uint64_t total) noexcept {
   constexpr std::uint64_t unit = 512;
   constexpr std::uint64_t warps = 256;
@@ -41,7 +41,7 @@ static_assert(most_chunk <= most_item_bytes);
   return ((from ^ to) & 15) == 0 ? copy_way::vector : copy_way::unlike;
 }
 
-/// One run. The sink has `run(way, from, to, bytes)`, `engine(from, to, bytes)`, and
+/// Cuts one run. The sink has `run(way, from, to, bytes)`, `engine(from, to, bytes)` and
 /// `rows(rows_item)`.
 template <class Sink>
 void cut_run(const cutting& how, std::uint64_t from, std::uint64_t to, std::uint64_t bytes,
@@ -86,8 +86,8 @@ void cut_rows(const cutting& how, const segment& s, std::uint64_t from, std::uin
   }
 }
 
-/// All segments, between two regions that begin at `local` and `remote`. They have passed the
-/// checks.
+/// Cuts all segments between two regions that begin at `local` and `remote`. The segments must have
+/// been checked.
 template <class Sink>
 void cut_segments(const cutting& how, direction dir, std::uint64_t local, std::uint64_t remote,
                   std::span<const segment> segments, Sink& sink) {

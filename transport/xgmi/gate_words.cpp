@@ -8,7 +8,7 @@
 namespace troupe::transport::xgmi {
 
 void gate_word::open() const noexcept {
-  // Behind everything that this thread has seen to be there.
+  // Release: the stream sees everything that this thread has seen.
   std::atomic_ref<std::uint32_t>{*word.host}.store(value, std::memory_order_release);
 }
 
@@ -39,7 +39,8 @@ result<gate_word> gate_words::take(std::uint32_t gpu, const void* stream) {
       return fail(errc::overloaded,
                   std::to_string(per_gpu) + " gates are shut on one GPU; open some of them first");
     }
-    // The driver may wait for the GPU, and that for a gate: who opens one is not kept meanwhile.
+    // The driver may wait for the GPU, and the GPU for a gate: do not block the thread that opens
+    // one.
     lock.unlock();
     auto more = runtime_->make_words(gpu);
     lock.lock();
@@ -69,7 +70,7 @@ void gate_words::give_back(const gate_word& open) noexcept {
 bool gate_words::unless_held(std::uint32_t gpu, const std::function<void()>& what) {
   auto& mine = of(gpu);
   const std::unique_lock taking{mine.taking, std::try_to_lock};
-  if (!taking.owns_lock()) return false;  // one is about to be
+  if (!taking.owns_lock()) return false;  // a stream is about to be held
   {
     const std::lock_guard lock{mutex_};
     if (!mine.held.empty()) return false;

@@ -8,15 +8,15 @@
 
 namespace troupe::transport::xgmi {
 
-/// What may go wrong with a GPU, whoever made it. The runtime sorts its driver's errors into these.
+/// Kinds of GPU failures, for all vendors. The runtime maps its driver's errors to these.
 enum class gpu_fault : std::uint8_t {
-  no_device,      ///< no driver, no GPU, or none that this process may see
-  no_memory,      ///< of the GPU, or pinned memory of the host
-  not_permitted,  ///< these two GPUs do not reach each other; this memory cannot be exported
+  no_device,      ///< no driver, or no GPU visible to this process
+  no_memory,      ///< out of GPU memory or of pinned host memory
+  not_permitted,  ///< the two GPUs cannot reach each other, or the memory cannot be exported
   bad_handle,     ///< an exported handle that cannot be opened: its process or its memory is gone
-  invalid,        ///< a call that the driver does not accept: a defect of ours
+  invalid,        ///< the driver rejects the call: a bug of ours
   lost,           ///< the GPU, or this process's use of it, is out of service until a restart
-  other,          ///< what the driver says and we have no name for
+  other,          ///< any other error of the driver
 };
 
 [[nodiscard]] constexpr errc code_of(gpu_fault fault) noexcept {
@@ -43,7 +43,7 @@ enum class gpu_fault : std::uint8_t {
   return {code_of(fault), std::move(text)};
 }
 
-/// What to do about an exported event that a driver does not open.
+/// Advice for an exported event that the driver refuses to open.
 inline constexpr std::string_view foreign_event =
     "; the event must have been made with the interprocess and the disable-timing flag, by another "
     "process of this host that still runs (an event of this process is named by its pointer)";

@@ -22,7 +22,7 @@
 #include "troupe/transport/xgmi/hip_library.hpp"
 #endif
 
-// The runtime on a real driver, in HIP's words.
+// The runtime on a real driver, written with HIP's names.
 
 namespace troupe::transport::xgmi {
 
@@ -51,7 +51,7 @@ gpu_fault fault_of(hipError_t error) noexcept {
 #if defined(TROUPE_GPU_CUDA)
 using on_device = cuda_context_scope;
 #else
-/// What the calling thread's calls refer to, until the end of the scope.
+/// Makes a device current in the calling thread until the end of the scope.
 class on_device {
  public:
   explicit on_device(std::uint32_t device) noexcept {
@@ -74,7 +74,7 @@ class on_device {
 };
 #endif
 
-/// Where the host function of `ring_after` finds what to ring.
+/// The argument of the host function of `ring_after`: the bell to ring.
 struct ring_call {
   std::shared_ptr<bell> what;
 };
@@ -84,12 +84,13 @@ void ring_it(void* call) {
   mine->what->ring();
 }
 
-/// Has the driver call `ring_it` behind what the stream holds.
+/// Makes the driver call `ring_it` behind the stream's work.
 hipError_t call_after(hipStream_t stream, ring_call* call) {
 #if defined(TROUPE_GPU_CUDA)
   return cudaLaunchHostFunc(stream, ring_it, call);
 #else
-  // Older releases declare hipLaunchHostFunc and do not have it. This one calls also after an error.
+  // Older releases declare hipLaunchHostFunc but lack it. This callback is also made after an
+  // error.
   const auto ring_if_well = [](hipStream_t, hipError_t status, void* mine) {
     if (status == hipSuccess) {
       ring_it(mine);
@@ -109,7 +110,7 @@ std::variant<exported_memory, std::string> dmabuf_of(std::uint32_t device, const
   if (auto* why = std::get_if<std::string>(&made)) return std::move(*why);
   return exported_memory{.dmabuf = std::get<int>(made)};
 #else
-  // Of the runtime below HIP, which is opened with it; releases before ROCm 5.5 do not have it.
+  // A function of the runtime below HIP, which is loaded with it; missing before ROCm 5.5.
   static_cast<void>(device);
   using export_call = int(const void*, std::size_t, int*, std::uint64_t*);
   static auto* const call =
@@ -122,7 +123,7 @@ std::variant<exported_memory, std::string> dmabuf_of(std::uint32_t device, const
 #endif
 }
 
-/// Words for streams of the current device.
+/// Makes words for streams of the current device.
 hipError_t add_words(std::uint32_t device, std::vector<gpu_word>& words) {
   constexpr std::size_t page = 4096;
 #if defined(TROUPE_GPU_CUDA)
@@ -143,7 +144,7 @@ hipError_t add_words(std::uint32_t device, std::vector<gpu_word>& words) {
   const auto asked = hipDeviceGetAttribute(&can, hipDeviceAttributeCanUseStreamWaitValue,
                                            static_cast<int>(device));
   if (asked != hipSuccess || can == 0) return hipErrorNotSupported;
-  // Streams wait at signals only, each of which is an allocation.
+  // Streams can wait only at signals, each of which is an allocation of its own.
   for (std::size_t made = 0; made < page; made += 128) {
     void* signal = nullptr;
     const auto error = hipExtMallocWithFlags(&signal, 8, hipMallocSignalMemory);
@@ -196,7 +197,7 @@ class hip_runtime final : public gpu_runtime {
       return;
     }
     for (int i = 0; i < count; ++i) {
-      // One whose properties cannot be read keeps its place: the driver counts by that.
+      // A device whose properties cannot be read keeps its index, as the driver counts it.
       hipDeviceProp_t properties{};
       const bool known = hipGetDeviceProperties(&properties, i) == hipSuccess;
       if (!known) static_cast<void>(hipGetLastError());
@@ -272,9 +273,9 @@ class hip_runtime final : public gpu_runtime {
     return fail(errc::no_device,
                 "GPU " + std::to_string(device) + " is none that this process sees");
   }
-  /// The words for a call that failed; notes a GPU that is lost.
+  /// Makes the error of a failed call, and records a lost GPU.
   [[nodiscard]] unexpected refused(std::uint32_t device, const char* call, hipError_t error) const {
-    static_cast<void>(hipGetLastError());  // else the next launch would report it as its own
+    static_cast<void>(hipGetLastError());  // otherwise the next launch would report this error
     const auto fault = fault_of(error);
     auto said = gpu_error(fault, name(device), call, hipGetErrorString(error));
     if (fault == gpu_fault::lost) {
@@ -293,8 +294,8 @@ class hip_runtime final : public gpu_runtime {
     return {};
   }
 
-  /// Of the current device, once: before the first stream of ours, and before one of an engine is
-  /// held.
+  /// Prepares the current device once: before our first stream is made, and before an engine's
+  /// stream is held.
   void prepare(std::uint32_t device) {
     std::call_once(prepared_[device], [&] {
       static_cast<void>(load_copies());
@@ -378,7 +379,7 @@ result<memory_handle> hip_runtime::export_memory(const gpu_allocation& of) {
 result<exported_memory> hip_runtime::export_dmabuf(const gpu_allocation& of,
                                                    std::span<const std::byte> memory) {
   if (of.device >= devices_.size()) return not_seen(of.device);
-  // Drivers export whole pages of the host's size.
+  // Drivers export whole pages of the host's page size.
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()) / page * page;
   const auto end =
@@ -495,7 +496,7 @@ result<gpu_stream> hip_runtime::make_stream(std::uint32_t device) {
   hipStream_t made = nullptr;
   auto ok = at(device, "hipStreamCreate", [&] {
     prepare(device);
-    // A transfer takes a small share of the GPU, and should get it when it asks.
+    // A transfer takes a small share of the GPU and should get it at once.
     int least = 0;
     int greatest = 0;
     static_cast<void>(hipDeviceGetStreamPriorityRange(&least, &greatest));
@@ -559,7 +560,7 @@ result<void> hip_runtime::record(gpu_event event, gpu_stream on) {
 }
 
 result<bool> hip_runtime::happened(gpu_event event) {
-  const on_device here{event.device};  // else the driver makes a context on the first GPU
+  const on_device here{event.device};  // otherwise the driver makes a context on the first GPU
   const auto error = hipEventQuery(static_cast<hipEvent_t>(event.handle));
   if (error == hipSuccess) return true;
   if (error == hipErrorNotReady) {
@@ -609,7 +610,7 @@ result<void> hip_runtime::ring_after(gpu_stream on, std::shared_ptr<bell> what) 
   auto call = std::make_unique<ring_call>(std::move(what));
   auto ok = at(on.device, "a call behind a copy",
                [&] { return call_after(static_cast<hipStream_t>(on.handle), call.get()); });
-  if (ok) static_cast<void>(call.release());  // `ring_it` takes it
+  if (ok) static_cast<void>(call.release());  // `ring_it` owns it now
   return ok;
 }
 

@@ -14,21 +14,22 @@
 
 namespace troupe::transport::xgmi {
 
-/// The GPUs of one process and what it has open on them. One for all endpoints of the process, since
-/// a driver counts by process.
+/// The GPUs of one process and everything opened on them. Shared by all endpoints of the process,
+/// since drivers account per process.
 struct gpu_site {
   explicit gpu_site(std::unique_ptr<gpu_runtime> with)
       : runtime{std::move(with)}, gates{*runtime}, opened{*runtime, gates}, events{*runtime} {}
 
   [[nodiscard]] std::vector<std::string> bus_ids() const;
-  /// The index of the GPU with that bus id; empty: this process does not see it.
+  /// The index of the GPU with this bus id. Empty if this process does not see it.
   [[nodiscard]] std::optional<std::uint32_t> index_of(const std::string& bus_id) const;
-  /// Whether our GPU `device` may touch memory of a peer's, which this process need not see.
+  /// Whether our GPU `device` can access memory of a peer's GPU, even one that this process does
+  /// not see.
   [[nodiscard]] usability reaches(std::uint32_t device, const std::string& bus_id) const;
 
   /// Looks for GPUs at the first call.
   [[nodiscard]] static std::shared_ptr<gpu_site> of_process();
-  /// What `of_process` makes at its first call instead, for tests.
+  /// Replaces what `of_process` creates at its first call, for tests.
   static void set_maker(std::function<std::shared_ptr<gpu_site>()> make);
 
   const std::unique_ptr<gpu_runtime> runtime;

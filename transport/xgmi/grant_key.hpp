@@ -13,8 +13,8 @@
 
 namespace troupe::transport::xgmi {
 
-/// What `remote_grant::key` holds for this backend: the number of its slot, behind four letters that
-/// no other backend's key begins with.
+/// The content of `remote_grant::key` for this backend: the number of the grant's slot, behind four
+/// letters with which no other backend's key begins.
 struct packed_grant_key {
   std::uint32_t letters{0x696d6778};  // "xgmi"
   std::uint32_t slot{0};
@@ -28,7 +28,7 @@ struct packed_grant_key {
   return bytes;
 }
 
-/// `unauthorized`: not a key of this backend.
+/// Returns the slot. `unauthorized`: not a key of this backend.
 [[nodiscard]] inline result<std::uint32_t> decode_grant_key(std::span<const std::byte> key) {
   packed_grant_key packed;
   const auto letters = packed.letters;

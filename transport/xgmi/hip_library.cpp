@@ -11,10 +11,11 @@
 // NOLINTBEGIN(cppcoreguidelines-macro-usage): a function's name, its parameters and their names, once each
 #define TROUPE_QUOTED(text) #text
 #define TROUPE_TEXT(text) TROUPE_QUOTED(text)
-/// Other libraries of the process do not see it: PyTorch's references to the runtime are not ours. Said to the
-/// assembler, since the headers say otherwise to the compiler.
+/// Hides a symbol from other libraries of the process, so that PyTorch's references to the runtime
+/// do not resolve to ours. Done in the assembler, since the headers declare default visibility to
+/// the compiler.
 #define TROUPE_HIDDEN(name) __asm__(".hidden " TROUPE_TEXT(name))
-/// Defines a call of the runtime. The headers rename some with macros of their own.
+/// Defines a function of the runtime. The headers rename some functions with macros.
 #define TROUPE_HAND_ON(name, parameters, arguments)                                     \
   TROUPE_HIDDEN(name);                                                                  \
   hipError_t name parameters {                                                          \
@@ -28,9 +29,9 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-/// The release whose headers this is compiled with: others need not have the same structs.
+/// The release of the headers compiled against; other releases may have different structs.
 constexpr const char* file = "libamdhip64.so." TROUPE_TEXT(HIP_VERSION_MAJOR);
-/// Where AMD's packages put it, which the loader need not know.
+/// Where AMD's packages install it; the loader may not search there.
 constexpr const char* own_place = "/opt/rocm/lib/libamdhip64.so." TROUPE_TEXT(HIP_VERSION_MAJOR);
 
 struct opened_library {
@@ -45,13 +46,13 @@ struct opened_library {
   }
 };
 
-/// Never closed: it has threads of its own.
+/// Never closed: the library has threads of its own.
 const opened_library& library() {
   static const opened_library opened;
   return opened;
 }
 
-/// Of a call that nobody can make here: no library, or one that does not have it.
+/// The result of a call that the library does not have, or that needs a library this host lacks.
 hipError_t absent() {
   return library().handle == nullptr ? hipErrorNoDevice : hipErrorNotSupported;
 }
@@ -157,7 +158,7 @@ TROUPE_HAND_ON(hipLaunchKernel,
                 hipStream_t stream),
                (kernel, blocks, threads, arguments, shared, stream))
 
-// What the compiler calls: of each launch, and when a program begins and ends.
+// Functions that the compiler calls: at each launch, and at the start and end of a program.
 
 TROUPE_HAND_ON(__hipPushCallConfiguration,
                (dim3 blocks, dim3 threads, std::size_t shared, hipStream_t stream),
@@ -166,7 +167,7 @@ TROUPE_HAND_ON(__hipPopCallConfiguration,
                (dim3 * blocks, dim3* threads, std::size_t* shared, hipStream_t* stream),
                (blocks, threads, shared, stream))
 
-// Reserved names, which are the compiler's.
+// Reserved names, chosen by the compiler.
 // NOLINTBEGIN(bugprone-reserved-identifier)
 TROUPE_HIDDEN(__hipRegisterFatBinary);
 void** __hipRegisterFatBinary(const void* kernels) {

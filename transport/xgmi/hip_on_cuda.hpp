@@ -1,6 +1,6 @@
 #pragma once
 
-/// The few HIP calls that Troupe makes, for AMD as they are and for NVIDIA by their CUDA names.
+/// The few HIP calls that Troupe makes: unchanged for AMD, mapped to their CUDA names for NVIDIA.
 /// (The header that does this for all of HIP does not compile against CUDA 13.)
 
 #if defined(TROUPE_GPU_HIP)

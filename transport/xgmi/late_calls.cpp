@@ -22,7 +22,7 @@ void late_calls::give(std::function<void()> call) {
       calls_.push_back(std::move(call));
       call = {};
     } catch (const std::system_error&) {
-      // No thread is to be had: made here then, late or not.
+      // No thread available: make the call here, even if it waits.
     }
   }
   if (call) {
@@ -41,7 +41,7 @@ void late_calls::run() {
     calls_.pop_front();
     lock.unlock();
     next();
-    next = {};  // what it holds goes before the lock is taken
+    next = {};  // destroy what it holds before taking the lock
     lock.lock();
   }
 }

@@ -8,15 +8,15 @@
 
 namespace troupe::transport::xgmi {
 
-/// Calls of a driver that may wait for all that a GPU was given: those that close or free memory.
-/// Made one after the other by a thread of their own, since what a GPU was given may itself wait for
-/// a progress thread. Thread-safe.
+/// Makes driver calls that may wait for all work given to a GPU, namely those that close or free
+/// memory. A thread of its own makes them one after the other, since the GPU's work may itself wait
+/// for a progress thread. Thread-safe.
 class late_calls {
  public:
   late_calls() = default;
   late_calls(const late_calls&) = delete;
   late_calls& operator=(const late_calls&) = delete;
-  /// Returns when all are made.
+  /// Returns after all calls have been made.
   ~late_calls();
 
   void give(std::function<void()> call);
@@ -28,7 +28,7 @@ class late_calls {
   std::condition_variable changed_;
   std::deque<std::function<void()>> calls_;
   bool ending_{false};
-  std::thread thread_;  ///< from the first call on
+  std::thread thread_;  ///< started by the first call
 };
 
 }  // namespace troupe::transport::xgmi

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* file = "libnvidia-ml.so.1";
 
-/// The calls by the names and numbers of the NVML API Reference: its header need not be there.
+/// Function names and constants from the NVML API Reference, so that its header is not needed.
 struct nvml {
   using device = void*;
   static constexpr int success = 0;
@@ -26,7 +26,7 @@ struct nvml {
   std::string trouble;
 
   nvml() {
-    // Never closed, as the driver is not.
+    // Never closed, like the driver.
     auto* const library = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       const char* const why = ::dlerror();

@@ -16,7 +16,7 @@ opened_allocation::~opened_allocation() {
 
 result<std::shared_ptr<const opened_allocation>> opened_allocations::open(const allocation_key& key,
                                                                           std::uint64_t size) {
-  std::vector<waiter> told;  // and whoever is refused: they end when the lock is gone
+  std::vector<waiter> told;  // destroyed, and so notified, after the lock is released
   std::shared_ptr<const opened_allocation> made;
   std::unique_lock lock{mutex_};
   changed_.wait(lock, [&] {
@@ -46,7 +46,7 @@ result<std::shared_ptr<const opened_allocation>> opened_allocations::open(const 
     known.size = found ? found->size : UINT64_MAX;
     made = use(key, known);
   }
-  // Each time: another region of the peer may say more of the same allocation.
+  // Check on every call: another region of the peer may claim more of the same allocation.
   if (known.size < size) {
     return fail(errc::unauthorized, "the peer's allocation has " + std::to_string(known.size) +
                                         " bytes, it says " + std::to_string(size));
@@ -72,7 +72,8 @@ std::size_t opened_allocations::size() const {
 // -- closing
 
 void opened_allocations::after_closing(const allocation_key& of, std::function<void()> then) {
-  // Declared first: where nobody keeps it, it ends, and so tells, when the lock is gone.
+  // Declared before the lock: if no entry keeps it, it is destroyed, and so notifies, after
+  // unlocking.
   const waiter told{nullptr, [then = std::move(then)](const void*) { then(); }};
   const std::lock_guard lock{mutex_};
   for (auto& [key, one] : known_) {
@@ -81,7 +82,7 @@ void opened_allocations::after_closing(const allocation_key& of, std::function<v
   }
 }
 
-/// Of a user that ends. Whoever opened it again meanwhile has taken it over.
+/// Ends a use. Does nothing if the allocation was opened again in the meantime.
 void opened_allocations::leave(const allocation_key& key, std::uint64_t use) {
   std::unique_lock lock{mutex_};
   const auto at = known_.find(key);
@@ -90,7 +91,7 @@ void opened_allocations::leave(const allocation_key& key, std::uint64_t use) {
   try {
     if (!closer_.joinable()) closer_ = std::thread{[this] { go_on_closing(); }};
   } catch (const std::system_error&) {
-    // No thread is to be had: closed here then, late or not.
+    // No thread available: close it here, even if that waits.
     close_what_can_be(lock);
   }
   changed_.notify_all();
@@ -119,7 +120,7 @@ opened_allocations::~opened_allocations() {
   close_what_can_be(lock);
 }
 
-/// Under the lock, but while the driver closes.
+/// Called with `lock` held; releases it while the driver closes.
 void opened_allocations::close_what_can_be(std::unique_lock<std::mutex>& lock) {
   std::set<std::uint32_t> held;
   while (true) {

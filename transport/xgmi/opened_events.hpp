@@ -12,7 +12,7 @@
 
 namespace troupe::transport::xgmi {
 
-/// An event of another process that is open here. Closed with its last user.
+/// An event of another process that is open here. Closed when its last user ends.
 class opened_event {
  public:
   opened_event(gpu_runtime& runtime, gpu_event event) noexcept
@@ -28,21 +28,23 @@ class opened_event {
   gpu_event event_;
 };
 
-/// The events of other processes that were used last, open: engines record the same ones again and
-/// again, and to open one is a call to the driver. Thread-safe.
+/// Keeps the most recently used events of other processes open: engines record the same events
+/// again and again, and opening one is a driver call. Thread-safe.
 class opened_events {
  public:
-  /// Of each GPU; the one that was used longest ago makes room. More than an engine has layers.
+  /// The most open events per GPU; the least recently used is evicted. More than an engine has
+  /// layers.
   static constexpr std::size_t per_gpu = 256;
 
   explicit opened_events(gpu_runtime& runtime) : runtime_{&runtime} {}
 
-  /// Opens the event, or finds it open. Who tells a stream to wait for it keeps it until the stream
-  /// has come there: what drivers do with the wait when an event of another process is closed
-  /// first is written nowhere. The errors of `gpu_runtime::open_event`.
+  /// Opens the event, or finds it open. A caller that makes a stream wait for the event must keep
+  /// it until the stream has reached the wait: it is not documented what drivers do if an event of
+  /// another process is closed earlier. The errors of `gpu_runtime::open_event`.
   [[nodiscard]] result<std::shared_ptr<const opened_event>> open(std::uint32_t gpu,
                                                                  const event_handle& handle);
-  /// Keeps it open to the end, for a stream that nobody looks at any more. Null is nothing.
+  /// Keeps the event open until destruction, for a stream that is no longer watched. Null is
+  /// ignored.
   void leave(std::shared_ptr<const opened_event> event);
 
  private:
@@ -50,9 +52,9 @@ class opened_events {
     event_handle handle;
     std::shared_ptr<const opened_event> event;
   };
-  /// Of one GPU.
+  /// The open events of one GPU.
   struct line {
-    std::list<entry> by_use;  ///< last used first
+    std::list<entry> by_use;  ///< most recently used first
     std::map<event_handle, std::list<entry>::iterator> by_handle;
   };
 

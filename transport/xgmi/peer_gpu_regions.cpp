@@ -7,7 +7,7 @@ namespace troupe::transport::xgmi {
 
 peer_gpu_regions::record peer_gpu_regions::record_of(const shm::gpu_region_shared_message& said) {
   auto unused = std::make_shared<std::atomic<bool>>(false);
-  // Its end is the end of the last use, on whichever thread.
+  // Its deleter runs when the last use ends, on any thread.
   std::shared_ptr<const void> use{
       unused.get(), [unused](const void*) { unused->store(true, std::memory_order_release); }};
   return {said, {}, std::move(use), std::move(unused)};
@@ -107,8 +107,8 @@ result<reachable_region> peer_gpu_regions::reach(region_id region, std::uint32_t
     reached.use = at->second.use;
     return reached;
   }
-  // Not under the lock, which progress threads want: the driver may take its time. The use keeps the
-  // record until what is open is in it.
+  // Open without the lock, which progress threads need: the driver may take long. The use keeps the
+  // record until the opened allocation is stored in it.
   const auto said = at->second.said;
   const auto use = at->second.use;
   lock.unlock();
@@ -147,7 +147,8 @@ result<reachable_region> peer_gpu_regions::open(const shm::gpu_region_shared_mes
                 "region " + std::to_string(said.region) +
                     " of the peer is in memory that cannot be lent to another process");
   }
-  // Opening it enables what the GPU needs; more would cost a context on the peer's GPU.
+  // Opening enables the peer access that the GPU needs; `enable` would cost a context on the peer's
+  // GPU.
   auto open = site_->opened.open(key_of(said, device), said.allocation_size);
   if (!open) return fail(std::move(open).error());
   auto* const base = (*open)->base() + said.offset;

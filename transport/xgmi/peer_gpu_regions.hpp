@@ -18,18 +18,18 @@
 
 namespace troupe::transport::xgmi {
 
-/// A peer's region as one of our GPUs sees it.
+/// A peer's region as seen by one of our GPUs.
 struct reachable_region {
   std::byte* base{nullptr};
   std::uint64_t size{0};
-  std::shared_ptr<const void> use;  ///< the region is not closed before its end: ends last
-  std::shared_ptr<const opened_allocation> open;  ///< null: memory of this very process
+  std::shared_ptr<const void> use;  ///< keeps the region from being closed; released last
+  std::shared_ptr<const opened_allocation> open;  ///< null for memory of this process
 };
 
-/// A region that its owner has deregistered and that nobody here uses any more.
+/// A region that its owner has deregistered and that is no longer used here.
 struct parted_region {
   region_id id;
-  allocation_key allocation;  ///< for any GPU
+  allocation_key allocation;  ///< valid for any GPU
   std::vector<std::shared_ptr<const opened_allocation>> open;
 };
 
@@ -41,20 +41,20 @@ class peer_gpu_regions {
   peer_gpu_regions(gpu_site& site, bool same_process, std::uint32_t pid) noexcept
       : site_{&site}, same_process_{same_process}, pid_{pid} {}
 
-  /// `unauthorized` (not within its allocation, shared before), `overloaded`.
+  /// Adds a region. `unauthorized` (not within its allocation, or shared before), `overloaded`.
   [[nodiscard]] result<void> add(const shm::gpu_region_shared_message& shared);
-  /// Its owner has deregistered it: no other use of it begins.
+  /// Handles the deregistration by the owner: no new use of the region begins.
   void part_with(region_id region);
-  /// Some were parted with and are still here.
+  /// Whether deregistered regions are still waiting for the end of their last use.
   [[nodiscard]] bool any_parting() const;
-  /// Those of them whose last use has ended, each once; to be closed by the caller.
+  /// Returns the deregistered regions whose last use has ended, each once. The caller closes them.
   [[nodiscard]] std::vector<parted_region> take_parted();
-  /// Everything that is open; to be closed by the caller.
+  /// Returns all regions. The caller closes them.
   [[nodiscard]] std::vector<parted_region> take_all();
   [[nodiscard]] bool knows(region_id region) const;
-  /// The region for copies by our GPU `device`. `grant_revoked` (it is not, or no longer, shared),
-  /// `backend_unavailable` (the GPUs do not reach each other, or nothing says so of one that this
-  /// process does not see), and what opening it says.
+  /// Opens the region for copies by our GPU `device`. `grant_revoked` (it is not, or no longer,
+  /// shared), `backend_unavailable` (the GPUs cannot reach each other, or that is unknown for a GPU
+  /// that this process does not see), and the errors of opening it.
   [[nodiscard]] result<reachable_region> reach(region_id region, std::uint32_t device);
 
  private:

@@ -2,18 +2,19 @@
 
 #include "troupe/transport/xgmi/copy_item.hpp"
 
-/// The door between the file that a device compiler reads and the rest. Errors and streams are the
-/// driver's, as numbers and pointers.
+/// The interface to the file that a device compiler reads. Errors and streams are the driver's, as
+/// numbers and pointers.
 namespace troupe::transport::xgmi {
 
-/// Has the driver load the kernels for the current device, which it else does at the first launch of
-/// each, and then waits for what the device does: a stream that is held until a copy has come
-/// must not be among that. Whether they are loaded.
+/// Makes the driver load the kernels for the current device. Otherwise it loads each kernel at its
+/// first launch and then waits for the device's work, which must not include a stream that is held
+/// until a copy has arrived. Returns whether the kernels are loaded.
 bool load_copies();
-/// Whether `copy_way::bulk` was compiled in for the current device, and may be launched on it: asks
-/// the driver for the memory that it needs. Once per device, before the first launch.
+/// Returns whether `copy_way::bulk` was compiled in for the current device and can be launched on
+/// it, by asking the driver for the memory that it needs. Call once per device, before the first
+/// launch.
 [[nodiscard]] bool prepare_bulk_copies();
-/// On the current device. The driver's error number, 0: launched.
+/// Launches on the current device. Returns the driver's error number, 0 on success.
 [[nodiscard]] int launch_copy(void* stream, const copy_launch& what);
 
 }  // namespace troupe::transport::xgmi

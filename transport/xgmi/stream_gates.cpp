@@ -40,9 +40,9 @@ result<std::shared_ptr<stream_gate>> stream_gates::hold(const compute_stream& st
   auto word = site_->gates.take(stream.gpu, stream.handle);
   if (!word) return fail(std::move(word).error());
   auto made = std::make_shared<gate>(site_, *word);
-  // Known first, and with no lock held during the call: a driver whose queue for the stream is full
-  // keeps the caller until an earlier gate of it is opened, which `close` must be able to do. A
-  // gate that it opens before the stream waits lets it pass.
+  // Register the gate first, and hold no lock during the call: a driver whose queue for the stream
+  // is full blocks the caller until an earlier gate of the stream is opened, which `close` must be
+  // able to do. A gate that `close` opens before the stream waits lets the stream pass.
   if (!keep(made)) return fail(errc::aborted, "the node stops");
   if (auto ok = gpus.wait_at({stream.gpu, stream.handle}, word->word, word->value); !ok) {
     return fail(std::move(ok).error());

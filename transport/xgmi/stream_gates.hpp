@@ -12,9 +12,9 @@
 
 namespace troupe::transport::xgmi {
 
-/// The gates of one endpoint: what streams of engines wait at. A gate is a word of the host's memory
-/// and the value that opens it; the GPU looks at the word itself, so that no thread waits and the
-/// one that opens writes four bytes. Thread-safe.
+/// The gates of one endpoint, at which streams of engines wait. A gate is a word of host memory and
+/// the value that opens it. The GPU reads the word itself, so no thread waits, and opening a gate
+/// is a write of four bytes. Thread-safe.
 class stream_gates {
  public:
   explicit stream_gates(std::shared_ptr<gpu_site> site) : site_{std::move(site)} {}
@@ -24,19 +24,19 @@ class stream_gates {
 
   /// See `endpoint::hold`.
   [[nodiscard]] result<std::shared_ptr<stream_gate>> hold(const compute_stream& stream);
-  /// Opens every gate; no stream is held from then on.
+  /// Opens every gate; no stream is held after this.
   void close();
 
  private:
   class gate;
 
-  /// Makes it known to `close`. False: that has come.
+  /// Registers a gate for `close`. Returns false if `close` has been called.
   [[nodiscard]] bool keep(const std::shared_ptr<gate>& made);
 
   const std::shared_ptr<gpu_site> site_;
   std::mutex mutex_;
   std::vector<std::weak_ptr<gate>> gates_;
-  std::size_t look_at_{64};  ///< so many, and those that are open are forgotten
+  std::size_t look_at_{64};  ///< number of gates at which the open ones are dropped
   bool closed_{false};
 };
 

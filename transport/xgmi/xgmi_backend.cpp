@@ -48,7 +48,8 @@ class xgmi_backend final : public shm::mapped_backend {
 usability xgmi_backend::reaches(const host_identity& peer) const {
   if (auto why = why_apart(context_.identity, peer)) return {false, std::move(*why)};
   if (peer.gpus.empty()) return {false, "same host, but the peer names no GPU of its own"};
-  // Those that hold what we would move; before there is any, all that this process sees.
+  // The GPUs that hold registered regions; before any is registered, all GPUs that this process
+  // sees.
   auto own = context_.regions.gpus();
   if (own.empty()) {
     for (std::uint32_t i = 0; i < gpus_->site->runtime->devices().size(); ++i) own.insert(i);

@@ -8,9 +8,9 @@
 
 namespace troupe::transport {
 
-/// Links between processes of one host whose memory is on GPUs: the GPU at one end copies from or to
-/// the other end's memory over the GPUs' own fabric, or within one GPU. Never fails: what cannot be
-/// used here says so in `probe`, also when a GPU is lost while the node runs.
+/// Links between processes of one host whose memory is on GPUs: the GPU at one end copies from or
+/// to the other end's memory over the GPUs' own fabric, or within one GPU. Creating the backend
+/// never fails: `probe` says why it cannot be used, also after a GPU is lost while the node runs.
 [[nodiscard]] std::unique_ptr<backend> make_xgmi_backend(backend_context& context,
                                                          std::shared_ptr<xgmi::gpu_site> site);
 

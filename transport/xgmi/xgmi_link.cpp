@@ -18,13 +18,14 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-/// How long a batch may have ended unheard when the driver does not ring.
+/// How often to check for ended batches, in case the driver does not ring.
 constexpr std::chrono::milliseconds between_guards{200};
 
-/// How long the end of a node waits for a peer that copies from or into its memory.
+/// How long an ending node waits for a peer that copies from or into its memory.
 constexpr std::chrono::milliseconds longest_goodbye{2000};
 
-/// The link's own doorbell, rung by the driver. A descriptor of its own: the driver may ring late.
+/// The link's own doorbell, rung by the driver. Owns a duplicate of the descriptor, since the
+/// driver may ring after the link has ended.
 class doorbell_bell final : public bell {
  public:
   explicit doorbell_bell(owned_fd fd) noexcept : fd_{std::move(fd)} {}
@@ -38,7 +39,7 @@ class doorbell_bell final : public bell {
 
 }  // namespace
 
-// -- what the links of an endpoint share
+// -- shared by the links of an endpoint
 
 result<gpu_allocation> gpu_side::place_of(const region& memory) {
   {
@@ -77,8 +78,9 @@ xgmi_link::xgmi_link(const backend_context& context, std::shared_ptr<shm::shm_li
     : shm_link{context, std::move(listener), options, std::move(sink), backend_kind::xgmi},
       gpus_{std::move(gpus)} {}
 
-/// A node that ends without a fence frees memory into which the peer's GPU may still copy. Within a
-/// process the driver waits for that; another process is waited for here, not for ever.
+/// A node that ends without a fence frees memory into which the peer's GPU may still copy. Within
+/// one process the driver waits for the copies; for another process this destructor waits, with a
+/// limit.
 xgmi_link::~xgmi_link() {
   wait_for_copies();
   give_back_lent();
@@ -127,7 +129,7 @@ result<remote_grant> xgmi_link::grant(region_id region, byte_set permitted, acce
 
 // -- sleeping
 
-/// For a transfer that takes longer than polling is worth: the driver rings at its end.
+/// Lets the thread sleep during transfers too long for polling: the driver rings at their end.
 bool xgmi_link::may_sleep_in_work() {
   std::shared_ptr<bell> what;
   {
@@ -147,8 +149,8 @@ void xgmi_link::on_doorbell() {
   if (closed_->any()) attention_.store(true, std::memory_order_release);
 }
 
-/// A GPU that was lost rings nothing, nor does a bell that could not be made: somebody must look now
-/// and then.
+/// Starts a timer that checks for ended batches: after the loss of a GPU, or without a bell,
+/// nothing rings.
 void xgmi_link::watch_over() {
   if (watched_.exchange(true, std::memory_order_acq_rel)) return;
   engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(),
@@ -156,7 +158,7 @@ void xgmi_link::watch_over() {
 }
 
 void xgmi_link::on_leaf_timer() {
-  // Exchanged, not stored: who found it watched has put in before what is read below.
+  // An exchange, not a store: work added by a thread that found the flag set is visible below.
   watched_.exchange(false, std::memory_order_acq_rel);
   const bool to_tell = up_.load(std::memory_order_acquire) && closed_->size() != 0;
   if (in_work_.load(std::memory_order_acquire) == 0 && !to_tell) return;

@@ -20,7 +20,7 @@
 
 namespace troupe::transport::xgmi {
 
-/// What the links of one endpoint share: its GPUs, their lanes, and where its regions lie.
+/// State shared by the links of one endpoint: its GPUs, their lanes, and where its regions lie.
 struct gpu_side {
   gpu_side(xgmi_options with, std::shared_ptr<gpu_site> on)
       : options{std::move(with)}, site{std::move(on)}, lanes{*site->runtime} {}
@@ -30,8 +30,8 @@ struct gpu_side {
   copy_lanes lanes;
   late_calls late;
 
-  /// Where a region of ours lies: asked of the driver once. `backend_unavailable`: in no memory of a
-  /// GPU, or not in one allocation.
+  /// The allocation in which a region of ours lies; asks the driver once. `backend_unavailable`:
+  /// the region is not in GPU memory, or not in one allocation.
   [[nodiscard]] result<gpu_allocation> place_of(const region& memory);
   void forget(region_id region);
 
@@ -40,7 +40,7 @@ struct gpu_side {
   std::unordered_map<region_id, gpu_allocation> places_;
 };
 
-/// A grant that a batch uses while it flies: the initiator's presence in its slot.
+/// The slot of a grant that a batch in flight uses; the batch is counted in it.
 struct entered_slot {
   shm::grant_slot* slot;
   std::uint64_t grant;
@@ -48,7 +48,7 @@ struct entered_slot {
 
 struct xgmi_piece {
   region_use local;
-  std::uint32_t device{0};  ///< of the local region: it copies
+  std::uint32_t device{0};  ///< GPU of the local region, which copies
   reachable_region remote;
   entered_slot slot{};
 };
@@ -56,7 +56,7 @@ struct xgmi_piece {
 /// A batch that GPUs copy.
 struct xgmi_job final : shm::mapped_job {
   void release_memory() override;
-  /// All or nothing: who copies first is the GPU's choice.
+  /// All segments or none, since the GPU copies in any order.
   [[nodiscard]] std::vector<std::uint32_t> unfinished() const override;
   [[nodiscard]] bool ended() const noexcept;
 
@@ -65,9 +65,10 @@ struct xgmi_job final : shm::mapped_job {
   std::size_t entered{0};       ///< pieces whose slots are entered
 };
 
-/// One end of an `xgmi` link: the GPU of the local memory copies, from or to the peer's memory,
-/// which it has mapped. A batch is in its grants' slots until the GPU is done with it, so a fence of
-/// the owner waits for that; what a killed process had under way ends before the process is gone.
+/// One end of an `xgmi` link. The GPU of the local memory copies from or to the peer's memory,
+/// which it has mapped. A batch stays in its grants' slots until the GPU is done with it, so a
+/// fence of the owner waits for the copies. Copies of a killed process end before the process is
+/// gone.
 ///
 /// | batch   | on                              | becomes           |
 /// | ------- | ------------------------------- | ----------------- |
@@ -81,11 +82,11 @@ struct xgmi_job final : shm::mapped_job {
 /// | flying  | reached, and fenced or closed   | failed (aborted)  |
 /// | flying  | the GPU is lost                 | failed, link down |
 ///
-/// Memory that the peer was told of is freed, once it is deregistered, only when the peer has said
-/// that it is not open there any more, or this end has let go of the peer: drivers let nobody free
-/// what another process has open.
+/// Memory shared with the peer is freed after its deregistration only once the peer has reported
+/// that it has closed it, or this end has given up the peer: memory must not be freed while another
+/// process has it open.
 ///
-/// Memory of the host (keyed values) moves over the same link as over `shm`.
+/// Host memory (keyed values) moves over the same link as it does over `shm`.
 class xgmi_link final : public shm::shm_link {
  public:
   xgmi_link(const backend_context& context, std::shared_ptr<shm::shm_listener> listener,
@@ -136,12 +137,12 @@ class xgmi_link final : public shm::shm_link {
 
   const std::shared_ptr<gpu_side> gpus_;
   std::optional<peer_gpu_regions> peer_regions_;
-  /// What keeps the memory of each region that the peer may have open, also once it is deregistered.
-  /// Null: memory of the engine.
+  /// Owners of the memory of regions that the peer may have open, also after deregistration. Null
+  /// for memory of the engine.
   std::unordered_map<region_id, std::shared_ptr<void>> lent_;
   const std::shared_ptr<closed_regions> closed_{std::make_shared<closed_regions>()};
   std::shared_ptr<bell> bell_;
-  std::atomic<bool> armed_{false};  ///< the bell rings when what flies has ended
+  std::atomic<bool> armed_{false};  ///< the bell rings when the batches in flight have ended
   std::atomic<bool> watched_{false};
   std::atomic<bool> looking_{false};
   std::vector<std::shared_ptr<xgmi_job>> flying_;

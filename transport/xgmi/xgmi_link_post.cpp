@@ -13,10 +13,10 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-/// Batches that did not end that one look passes by.
+/// The most unfinished batches that `advance` skips over in one pass.
 constexpr std::size_t looked_at = 64;
 
-/// Whether the processor copies it, as over shm. Its grants tell, without a look at the regions.
+/// Whether the processor copies the batch, as over shm. Decided by its grants, without the regions.
 bool is_of_the_host(const batch& work) {
   const auto of_a_gpu = [](const piece& one) {
     return one.remote && decode_grant_key(one.remote->key);
@@ -28,7 +28,7 @@ bool is_of_the_host(const batch& work) {
          std::ranges::all_of(work.pieces, of_the_host);
 }
 
-/// Why a piece whose local memory is the host's has no place among those that GPUs copy.
+/// The error for a piece with local host memory in a batch that GPUs copy.
 troupe::error not_for_gpus(const remote_grant& grant) {
   const auto slot = decode_grant_key(grant.key);
   if (slot) {
@@ -43,7 +43,7 @@ troupe::error not_for_gpus(const remote_grant& grant) {
           "apart"};
 }
 
-/// Why a piece whose peer's memory is the host's does not begin in memory of a GPU.
+/// The error for a piece from local GPU memory to the peer's host memory.
 troupe::error not_to_the_host(const remote_grant& grant) {
   return {errc::backend_unavailable,
           "the peer's region " + std::to_string(grant.region.value) +
@@ -62,7 +62,7 @@ troupe::error gone_grant(std::size_t piece) {
 void xgmi_job::release_memory() {
   for (auto& piece : pieces) {
     piece.local.release();
-    // Its end, not an assignment: the region's use must end after what it has open.
+    // Destroyed, not assigned: the region's use must end after the opened allocation.
     const auto ended = std::exchange(piece.remote, {});
   }
 }
@@ -97,14 +97,14 @@ result<xgmi_piece> xgmi_link::prepare_piece(const batch& work, std::size_t index
   return made;
 }
 
-/// Where the granted region lies for the GPU that copies.
+/// Finds where the granted region lies for the GPU that copies.
 result<void> xgmi_link::find_remote(const remote_grant& grant, xgmi_piece& made) {
   const auto slot = decode_grant_key(grant.key);
   if (!slot && shm::grant_key::decode(grant.key)) return fail(not_to_the_host(grant));
   if (!slot) return fail(slot.error());
   made.slot = {&outgoing_->slots[*slot], grant.id};
   if (!peer_regions_->knows(grant.region))
-    drain_control();  // it was sent before the grant was made
+    drain_control();  // the region was announced before the grant was made
   auto remote = peer_regions_->reach(grant.region, made.device);
   if (!remote) return fail(std::move(remote).error());
   if (remote->size < grant.region_size) {
@@ -145,7 +145,7 @@ result<void> xgmi_link::post(batch work) {
       queued_.push_back(job);
       in_work_.fetch_add(1, std::memory_order_seq_cst);
       if (engine_.asleep()) engine_.wake();
-      return {};  // what flies now makes room, and whoever looks at it starts this one
+      return {};  // `start_waiting` starts it once batches in flight have ended
     }
     job->running = true;
     running_ += 1;
@@ -164,7 +164,7 @@ bool xgmi_link::crowded(const xgmi_job& job) {
   });
 }
 
-/// Enters the slot of each piece, or of none.
+/// Enters the slots of the pieces in order; fails at the first whose grant is gone.
 result<void> xgmi_link::enter_slots(xgmi_job& job) const {
   for (auto& piece : job.pieces) {
     piece.slot.slot->busy.fetch_add(1, std::memory_order_seq_cst);
@@ -176,7 +176,7 @@ result<void> xgmi_link::enter_slots(xgmi_job& job) const {
   return {};
 }
 
-/// True: an owner may wait for us.
+/// Returns whether an owner may be waiting for the job to leave.
 bool xgmi_link::leave_slots(xgmi_job& job) const {
   bool waits = false;
   our_copies_->before_store();
@@ -189,14 +189,15 @@ bool xgmi_link::leave_slots(xgmi_job& job) const {
   return waits;
 }
 
-/// Without the lock; the job is marked as running. Afterwards it flies, or has failed, or both.
+/// Without the lock; the job must be marked as running. Afterwards it is in flight, has failed, or
+/// both.
 void xgmi_link::start(xgmi_job& job) {
   if (job.cancelled.load(std::memory_order_acquire)) return;
   if (auto ok = enter_slots(job); !ok) {
     job.failure = std::move(ok).error();
     return;
   }
-  // The pieces of one GPU go together; mostly that is all of them.
+  // Launch the pieces of one GPU together; usually all pieces are on one.
   for (std::size_t first = 0; first < job.pieces.size(); ++first) {
     const auto device = job.pieces[first].device;
     const auto same = [&](const xgmi_piece& piece) { return piece.device == device; };
@@ -227,9 +228,9 @@ void xgmi_link::start(xgmi_job& job) {
   }
 }
 
-/// A job that `start` is through with: from now on it flies, unless it has ended already.
+/// Adds a started job to those in flight, and finishes it if it has already ended.
 void xgmi_link::end_running(const std::shared_ptr<xgmi_job>& job) {
-  armed_.store(false, std::memory_order_release);  // the bell is not for this one yet
+  armed_.store(false, std::memory_order_release);  // the bell does not cover this job yet
   {
     const std::lock_guard lock{mutex_};
     flying_.push_back(job);
@@ -240,7 +241,7 @@ void xgmi_link::end_running(const std::shared_ptr<xgmi_job>& job) {
   if (engine_.asleep()) engine_.wake();
 }
 
-/// Jobs that waited for tables. True: one was started.
+/// Starts jobs that waited for tables. Returns whether one was started.
 bool xgmi_link::start_waiting() {
   bool started = false;
   while (true) {
@@ -249,12 +250,13 @@ bool xgmi_link::start_waiting() {
       const std::lock_guard lock{mutex_};
       if (queued_.empty() || crowded(*queued_.front())) return started;
       job = queued_.front();
-      queued_.pop_front();  // and stays in `in_work_`: no thread may sleep between here and below
+      // Still counted in `in_work_`: no thread may sleep before the job is in `flying_`.
+      queued_.pop_front();
       job->running = true;
       running_ += 1;
     }
     start(*job);
-    watch_over();  // other links may have had all the tables, and this one nothing to be watched
+    watch_over();  // other links may have had all tables, so this link may not be watched yet
     const std::lock_guard lock{mutex_};
     flying_.push_back(job);
     started = true;
@@ -270,7 +272,7 @@ bool xgmi_link::advance() {
   std::optional<troupe::error> lost;
   {
     const std::lock_guard lock{mutex_};
-    // Mostly in the order in which they were posted: what is far behind need not be asked yet.
+    // Jobs usually end in the order of posting: those far behind need no check yet.
     for (std::size_t i = 0; i < flying_.size() && i < looked_at;) {
       const auto job = flying_[i];
       if (!job->ended()) {
@@ -309,7 +311,7 @@ bool xgmi_link::advance() {
   return copied || ended || started;
 }
 
-/// Under the lock: one that never flew.
+/// Under the lock: also removes a job that was never started.
 void xgmi_link::on_finished(shm::mapped_job& job) {
   const auto waits =
       std::ranges::find_if(queued_, [&](const auto& one) { return one.get() == &job; });

@@ -6,12 +6,12 @@
 
 #include "troupe/transport/xgmi/xgmi_link.hpp"
 
-// Memory of GPUs that the two ends lend each other: told, opened, closed, given back.
+// GPU memory that the two ends lend each other: sharing, opening, closing and returning it.
 
 namespace troupe::transport::xgmi {
 
-/// Under the lock. Sees to it that the peer can reach the region: what it needs is in its socket
-/// before the grant can be anywhere.
+/// Under the lock. Ensures that the peer can reach the region: writes the region's message to the
+/// socket before the grant can arrive anywhere.
 result<void> xgmi_link::share_region(const region& memory, const gpu_allocation& place) {
   if (shared_regions_.contains(memory.id())) return {};
   if (lent_.size() >= 2 * peer_gpu_regions::max_regions) {
@@ -27,7 +27,7 @@ result<void> xgmi_link::share_region(const region& memory, const gpu_allocation&
   said.address = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto& gpu = gpus_->site->runtime->devices()[place.device].bus_id;
   std::copy_n(gpu.begin(), std::min(gpu.size(), said.gpu.size() - 1), said.gpu.begin());
-  // Within a process the address is enough, and drivers refuse to open what it exported itself.
+  // Within one process the address suffices, and drivers refuse to open a process's own exports.
   if (peer_process_.pid() != static_cast<std::uint32_t>(::getpid())) {
     auto handle = gpus_->site->runtime->export_memory(place);
     if (!handle) {
@@ -71,7 +71,7 @@ void xgmi_link::on_gone(region_id region) {
 }
 
 bool xgmi_link::prepare_memory() {
-  // Before it is up there is nothing of the peer; afterwards nobody to tell.
+  // Before the link is up nothing of the peer is open; after its end nobody can be told.
   if (up_.load(std::memory_order_acquire)) {
     for (auto& gone : peer_regions_->take_parted()) close_late(std::move(gone));
     say_closed();
@@ -84,7 +84,7 @@ bool xgmi_link::memory_to_prepare() const {
          (peer_regions_ && peer_regions_->any_parting());
 }
 
-/// The peer hears of it once the driver has closed the memory, which streams that are held put off.
+/// The peer is told once the driver has closed the memory, which held streams delay.
 void xgmi_link::close_late(parted_region gone) {
   std::shared_ptr<bell> rung;
   {
@@ -102,7 +102,8 @@ void xgmi_link::close_late(parted_region gone) {
   if (!bell_rings) watch_over();
 }
 
-/// What the socket does not take now goes with the next round.
+/// Reports closed regions to the peer; those that the socket does not accept now are sent next
+/// round.
 void xgmi_link::say_closed() {
   const std::lock_guard lock{mutex_};
   if (state_ != link_phase::up) return;
@@ -127,7 +128,7 @@ result<void> xgmi_link::on_closed(region_id region) {
   return {};
 }
 
-/// Nobody is left who could say that it is closed.
+/// Frees the lent memory: the peer can no longer report that it has closed it.
 void xgmi_link::give_back_lent() {
   if (lent_.empty()) return;
   gpus_->late.give([freed = std::move(lent_)]() mutable { freed.clear(); });

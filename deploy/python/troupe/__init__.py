@@ -1,8 +1,8 @@
 """Troupe: a distributed KV-cache service for disaggregated LLM serving, from Python.
 
 An `Engine` is one node of a deployment inside the process of an inference engine; `AsyncEngine` is the same for
-asyncio; a `Cluster` is what a frontend sees. `troupe.io` has one-sided agents, without a deployment, which `AsyncAgent`
-has for asyncio and `troupe.nixl` by NIXL's calls. Importing this starts nothing and loads no library.
+asyncio; a `Cluster` is a frontend's view. `troupe.io` has one-sided agents, without a deployment; `AsyncAgent` wraps
+them for asyncio, `troupe.nixl` in NIXL's API. Importing this package starts nothing and loads no library.
 """
 
 from troupe import io

@@ -1,8 +1,8 @@
 """The C ABI (troupe/troupe.h, troupe/io.h) as ctypes sees it. Private: nothing here is for users.
 
-ctypes, since one file then serves every Python without a compiler, and a call costs about a microsecond
-(bench/python_calls says what on your machine). It releases the GIL in every call, as what waits must, and what
-takes a lock should.
+It uses ctypes, because one file then serves every Python without a compiler, and a call costs about a microsecond
+(bench/python_calls measures it on your machine). ctypes releases the GIL in every call, as calls that wait must and
+calls that take a lock should.
 """
 
 from __future__ import annotations
@@ -558,7 +558,7 @@ _FREEING: dict[str, list[Any]] = {
 
 class Library:
     """The functions of the library by their names without `troupe_`. Calls release the interpreter's lock, except
-    `io_run_at_once`, which is `io_run` for what takes less time than threads that take turns."""
+    `io_run_at_once`, which is `io_run` for transfers that take less time than a thread switch."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -587,7 +587,7 @@ class Library:
         raise AttributeError(name)
 
     def fail(self, status: int) -> NoReturn:
-        """Raises what the last call that failed on this thread said."""
+        """Raises the error of the last call that failed on this thread."""
         reason = text_of(self.last_error())
         if status == TIMED_OUT:
             raise WaitTimeout(status, reason)
@@ -598,7 +598,7 @@ class Library:
             self.fail(status)
 
     def text(self, function: Any, *arguments: Any) -> str:
-        """Calls what gives out a text that the caller frees."""
+        """Calls a function that returns a text, and frees the text."""
         out = c_void_p()
         status = function(*arguments, ctypes.byref(out))
         if status:
@@ -610,7 +610,7 @@ class Library:
 
 @lru_cache(maxsize=1)
 def library() -> Library:
-    """Loads libtroupe once: TROUPE_LIBRARY, that of the wheel, or whichever the loader finds."""
+    """Loads libtroupe once: TROUPE_LIBRARY, the wheel's own, or the one that the loader finds."""
     named = os.environ.get("TROUPE_LIBRARY")
     if named:
         return Library(named)
@@ -627,7 +627,7 @@ def bytes_at(address: int | None, size: int) -> bytes:
 
 
 def encoded(what: str, value: object) -> bytes:
-    """A text for C. `TypeError` naming `what`; `ValueError` where C would cut it."""
+    """A text for C. `TypeError` naming `what`; `ValueError` if C would truncate it."""
     if not isinstance(value, str):
         raise TypeError(f"{what} is a str, not {type(value).__name__}")
     raw = value.encode("utf-8")
@@ -641,7 +641,7 @@ def optional(what: str, value: object) -> bytes | None:
 
 
 def milliseconds(what: str, seconds: float | None, missing: int) -> int:
-    """Seconds as the ABI counts them, never rounded to 0. `missing` stands for None."""
+    """Seconds in the ABI's milliseconds, never rounded to 0. `missing` stands for None."""
     if seconds is None:
         return missing
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
@@ -655,14 +655,14 @@ def milliseconds(what: str, seconds: float | None, missing: int) -> int:
 
 
 def free(release: Callable[[c_void_p], object], handle: c_void_p) -> None:
-    """Calls that come later, at the end of the interpreter, are refused by name."""
+    """Frees a handle. Calls that come later, at the end of the interpreter, are refused by name."""
     raw = c_void_p(handle.value)
     handle.value = None
     release(raw)
 
 
 def number(what: str, value: object, limit: int = 2**32) -> int:
-    """A whole number of 0 to `limit` - 1, as ctypes would silently cut it."""
+    """A whole number of 0 to `limit` - 1, checked, since ctypes would silently truncate it."""
     try:
         whole = value.__index__()  # type: ignore[attr-defined]
     except AttributeError:

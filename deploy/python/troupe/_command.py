@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Becomes the command: signals and the exit status are its own. `troupe router` is of Python itself."""
+    """Replaces this process by the command, with its own signals and exit status. `troupe router` runs in Python
+    itself."""
     if sys.argv[1:2] == ["router"]:
         from troupe.router.__main__ import main as router
 

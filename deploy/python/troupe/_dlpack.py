@@ -1,4 +1,4 @@
-"""Where a tensor lies that tells it by DLPack 1.0 or before (dlpack.h; the array API's `__dlpack__`)."""
+"""The memory of a tensor that exports DLPack 1.0 or earlier (dlpack.h; the array API's `__dlpack__`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_uint8, c_uint16, c_ui
 from dataclasses import dataclass
 from typing import Any
 
-_HOST = (1, 3, 11)  # kDLCPU, and memory of the host that CUDA or ROCm has pinned
+_HOST = (1, 3, 11)  # kDLCPU, and host memory pinned by CUDA or ROCm
 _GPU = (2, 10, 13)  # kDLCUDA, kDLROCM, kDLCUDAManaged
 _READ_ONLY = 1  # a flag of DLManagedTensorVersioned
-_NO_ORDER = -1  # nothing of the producer's streams is waited for: what moves is not what was computed before
+_NO_ORDER = -1  # the producer's streams are not waited for: the move concerns memory, not what was computed before
 
 
 class _DLTensor(Structure):
@@ -70,7 +70,7 @@ class Exported:
 
 
 def exported(what: Any) -> Exported:
-    """`TypeError`: it is of a device that Troupe does not know, or no tensor came."""
+    """`TypeError`: its device is unknown to Troupe, or it exported no tensor."""
     device = int(what.__dlpack_device__()[0])
     if device not in _HOST and device not in _GPU:
         name = type(what).__name__
@@ -80,7 +80,7 @@ def exported(what: Any) -> Exported:
         capsule = what.__dlpack__(max_version=(1, 0), **order)
     except TypeError:  # older than DLPack 1.0
         capsule = what.__dlpack__(**order)
-    # The capsule is not consumed: when nobody references it any more, it gives the tensor back by itself.
+    # The capsule is not consumed: once it is no longer referenced, it releases the tensor itself.
     read_only = False
     address = _pointer(capsule, b"dltensor_versioned")
     if address:
@@ -105,7 +105,7 @@ def exported(what: Any) -> Exported:
     )
 
 
-# Functions of our own: those of ctypes.pythonapi are everybody's in the process, and so are their argument types.
+# Our own function objects: those of ctypes.pythonapi, with their argument types, are shared by the whole process.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _pointer_of = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -113,5 +113,5 @@ _pointer_of = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, ctypes.c_char_p)(
 
 
 def _pointer(capsule: object, name: bytes) -> int:
-    """0: it is no capsule of that name."""
+    """0 if it is not a capsule of that name."""
     return int(_pointer_of(capsule, name) or 0) if _is_valid(capsule, name) else 0

@@ -1,4 +1,4 @@
-"""What an engine and an agent have in common in an event loop: they begin in a thread, watch a descriptor, end once."""
+"""The common part of an engine and an agent in an event loop: begun in a thread, watching a descriptor, ended once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Own = TypeVar("Own", bound="InLoop[Any]")
 
 
 class InLoop(Generic[Started]):
-    """Used from the loop's thread alone."""
+    """Use it only from the loop's thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,7 +25,7 @@ class InLoop(Generic[Started]):
         self._ending: asyncio.Task[None] | None = None
 
     async def begin(self: Own) -> Own:
-        """What `async with` does first. Allocating a large cache takes a while; it happens in a thread. Raises what the
+        """Begins it, as `async with` does, in a thread, since allocating a large cache takes a while. Raises what the
         constructor of `Engine` or `Agent` raises."""
         if self._started is not None:
             raise RuntimeError(f"{self._name} has begun already")
@@ -54,7 +54,7 @@ class InLoop(Generic[Started]):
         raise NotImplementedError
 
     def _drain(self) -> None:
-        """Takes what the descriptor tells of."""
+        """Takes the events that the descriptor signals."""
         raise NotImplementedError
 
     async def _end(self, started: Started) -> None:
@@ -65,7 +65,7 @@ class InLoop(Generic[Started]):
             return
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(self._started))
-        await asyncio.shield(self._ending)  # whoever is cancelled, it goes on
+        await asyncio.shield(self._ending)  # it goes on even if a caller is cancelled
 
     def _stop_watching(self) -> None:
         assert self._loop is not None

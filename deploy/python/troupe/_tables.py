@@ -1,4 +1,4 @@
-"""Lists of places in memory as C reads them: rows of 64-bit numbers, whatever they come in. Private."""
+"""Lists of places in memory as C reads them: rows of 64-bit numbers, from any container. Private."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _WORDS = frozenset("lLqQ")
 
 
 def table(what: str, given: Any, short: int, full: int) -> array.array[int]:
-    """Rows of `full` numbers each, one after the other. `given` has rows of `short` numbers, of which the rest is 0, or
-    of `full`: a list of tuples, or an array of two dimensions. An array of 64-bit numbers is taken without a loop.
+    """Rows of `full` numbers each, one after the other. `given` has rows of `full` numbers, or of `short` ones, with 0
+    for the rest: a list of tuples, or a two-dimensional array. An array of 64-bit numbers is taken without a loop.
 
     `ValueError`, `TypeError` naming `what`.
     """
@@ -65,8 +65,8 @@ def _rows_of_list(what: str, given: Any, short: int, full: int) -> tuple[array.a
 
 
 def indices(what: str, given: Any) -> array.array[int]:
-    """Numbers of 32 bits, such as ids of blocks, from anything iterable: an array of numpy or of torch, a list. One of
-    `array('I')` is taken as it is. `ValueError`, `TypeError` naming `what`."""
+    """32-bit numbers, such as ids of blocks, from any iterable: an array of numpy or torch, a list. An `array('I')` is
+    taken as it is. `ValueError`, `TypeError` naming `what`."""
     if isinstance(given, array.array) and given.typecode == "I":
         return given
     if isinstance(given, (str, bytes, bytearray)):

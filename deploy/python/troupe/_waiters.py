@@ -1,4 +1,4 @@
-"""Those who wait in an event loop for the same thing."""
+"""Tasks of an event loop that wait for the same thing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Waiters:
-    """Woken together, in their order. Used from the loop's thread alone."""
+    """Woken together, in their order. Use it only from the loop's thread."""
 
     __slots__ = ("_futures",)
 
@@ -21,7 +21,7 @@ class Waiters:
         self._futures[waiter] = None
         try:
             await waiter
-        finally:  # also of one who has waited for long enough
+        finally:  # also after a timeout
             self._futures.pop(waiter, None)
 
     def wake(self) -> None:

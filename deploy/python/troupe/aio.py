@@ -1,4 +1,4 @@
-"""The same node for asyncio: operations are awaited, and the events of each come to whoever asked for them."""
+"""An engine for asyncio: operations are awaited, and each operation's events go to the task that asked for them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from troupe.members import name_of
 
 __all__ = ["AsyncEngine"]
 
-_CALLS = 4096  # that wait for whoever takes them: those that nobody waits for any more are among them
+_CALLS = 4096  # bound on untaken calls, including those whose callers have given up
 
 
 class _Track:
-    """What has come of one operation."""
+    """What is known of one operation."""
 
     __slots__ = ("ended", "error", "events", "outcome", "streamed", "two_steps", "waiters")
 
@@ -49,12 +49,12 @@ class _Track:
 
 
 class _Member:
-    """What waits of one node: the end of the life that was told of, and the life that is there."""
+    """The pending events of one node: the end of the reported life, and the present life."""
 
     __slots__ = ("end", "there", "told")
 
     def __init__(self) -> None:
-        self.told: MemberEvent | None = None  # the last word of a life whose end was not told
+        self.told: MemberEvent | None = None  # the last event of a life whose end was not reported
         self.end: MemberEvent | None = None
         self.there: MemberEvent | None = None
 
@@ -68,18 +68,18 @@ class _Member:
 
 
 class _Members:
-    """Events of members that nobody has asked for yet, as few as the engine itself keeps."""
+    """Events of members that no task has taken yet, merged as the engine itself merges them."""
 
     def __init__(self) -> None:
         self._members: dict[str, _Member] = {}
-        self._turns: dict[str, None] = {}  # names of which something waits, longest first
+        self._turns: dict[str, None] = {}  # names with pending events, the oldest first
 
     def put(self, event: MemberEvent) -> None:
         member = self._members.setdefault(event.node, _Member())
         if event.state != "gone":
             member.there = event
             if member.end is not None and member.end.incarnation == event.incarnation:
-                member.end = None  # it is back before anybody heard that it was gone
+                member.end = None  # it is back before its end was reported
         else:
             member.there = None
             if member.told is not None and member.told.incarnation == event.incarnation:
@@ -87,7 +87,7 @@ class _Members:
         self._settle(event.node)
 
     def pop(self) -> MemberEvent | None:
-        """The next one, which is told by that."""
+        """The next event, which counts as reported then."""
         name = next(iter(self._turns), None)
         if name is None:
             return None
@@ -121,9 +121,9 @@ class AsyncEngine(InLoop[Engine]):
             await engine.wait_registered()
             outcome = await engine.wait(engine.receive("r1", sources=["prefill-0"], tokens=100))
 
-    Arguments are those of `Engine`, which is begun by `async with` (or `begin`). Used from the loop's thread alone.
-    Calls that begin something are plain methods, as they return at once: those of `Engine`. Every operation has to be
-    waited for, by `wait` or `events`, or forgotten by `forget`: until then what came of it is kept.
+    Arguments are those of `Engine`, which is begun by `async with` (or `begin`). Use it only from the loop's thread.
+    Calls that begin an operation are those of `Engine`; they are plain methods, as they return at once. Every operation
+    must be waited for, by `wait` or `events`, or dropped by `forget`: until then its events are kept.
     """
 
     def __init__(self, name: str | None = None, **arguments: Any) -> None:
@@ -131,7 +131,7 @@ class AsyncEngine(InLoop[Engine]):
         self._given_name = name
         self._arguments = arguments
         self._tracks: dict[Operation, _Track] = {}
-        self._calls: asyncio.Queue[Call | None] = asyncio.Queue()  # the last one: none
+        self._calls: asyncio.Queue[Call | None] = asyncio.Queue()  # None ends it
         self._members = _Members()
         self._member_waiters = Waiters()
         self._stopped = False
@@ -141,8 +141,8 @@ class AsyncEngine(InLoop[Engine]):
 
     @property
     def engine(self) -> Engine:
-        """The node itself: for `layout`, `region`, `report`, `identity`, `layers_ready`, `seal` and so on. Its `take`
-        and `wait` are this object's business."""
+        """The node itself: for `layout`, `region`, `report`, `identity`, `layers_ready`, `seal` and so on. Do not call
+        its `take` and `wait`, which this object uses."""
         return self._begun
 
     async def wait_registered(self, timeout: float = 30.0) -> None:
@@ -150,7 +150,7 @@ class AsyncEngine(InLoop[Engine]):
         await asyncio.to_thread(self.engine.wait_registered, timeout)
 
     async def stop(self) -> None:
-        """Leaves the cluster. What is awaited ends with its outcome or with ABORTED. Again: nothing."""
+        """Leaves the cluster. Awaited operations end with their outcome or with ABORTED. A second call does nothing."""
         await self._end_once()
 
     async def _end(self, started: Engine) -> None:
@@ -167,7 +167,7 @@ class AsyncEngine(InLoop[Engine]):
         self._member_waiters.wake()
         self._calls.put_nowait(None)
 
-    # -- what begins something
+    # -- beginning operations
 
     def send(self, request: str, blocks: Iterable[int] = (), **more: Any) -> Operation:
         """As `Engine.send`."""
@@ -221,13 +221,14 @@ class AsyncEngine(InLoop[Engine]):
         """As `Engine.abort`."""
         self.engine.abort(operation, reason)
 
-    # -- what comes of it
+    # -- outcomes and events
 
     async def wait(self, operation: Operation) -> Outcome:
-        """The operation's outcome, once nothing of it is left (`Engine.wait`). Cancelled, it goes on and may be awaited
-        again. A receive that failed gives blocks that the pool gave it back, unless `events` told of them.
+        """The operation's outcome, once the operation is completely over (`Engine.wait`). If the task is cancelled, the
+        operation goes on and may be awaited again. A failed receive frees the blocks that the pool gave it, unless
+        `events` reported them.
 
-        Raises `TroupeError`: that of the operation; NOT_FOUND: never begun here, or told already.
+        Raises `TroupeError`: that of the operation; NOT_FOUND: never begun here, or its outcome was taken.
         """
         track = self._of(operation)
         while not track.ended:
@@ -237,13 +238,13 @@ class AsyncEngine(InLoop[Engine]):
             return track.outcome
         owner = track.outcome.owner
         if owner and not track.streamed:
-            track.outcome.owner = 0  # others may wait for it too
-            with contextlib.suppress(TroupeError):  # the engine was stopped, and they are its no more
+            track.outcome.owner = 0  # other tasks may wait for it, too
+            with contextlib.suppress(TroupeError):  # the engine was stopped and no longer owns them
                 self.engine.free_blocks(owner, track.outcome.blocks)
         raise track.error
 
     async def events(self, operation: Operation) -> AsyncIterator[Event]:
-        """Each event of the operation as it comes, to its last. A failure comes as `Failed`, it is not raised."""
+        """Each event of the operation as it comes, to its last. A failure comes as `Failed`; it is not raised."""
         track = self._of(operation)
         while True:
             while track.events:
@@ -256,7 +257,7 @@ class AsyncEngine(InLoop[Engine]):
             await track.waiters.wait()
 
     def forget(self, operation: Operation) -> None:
-        """Nobody will ask what comes of the operation. Blocks that the pool gives it are given back."""
+        """Drops the operation's outcome and events. Blocks that the pool gives it are freed."""
         track = self._tracks.get(operation)
         if track is not None and self._loop is not None:
             self._loop.create_task(self._discard(operation))
@@ -266,14 +267,14 @@ class AsyncEngine(InLoop[Engine]):
         while True:
             call = await self._calls.get()
             if call is None:
-                self._calls.put_nowait(None)  # for whoever else asks
+                self._calls.put_nowait(None)  # for other tasks that ask
                 return
             yield call
 
     async def members(self) -> AsyncIterator[MemberEvent]:
-        """Members of the cluster as they come, change and go, for engines with `watch=True`: those that are there
-        first. Ends when the engine is stopped. Each event goes to one who asks. What changes while nobody does is told
-        as it ended."""
+        """Members of the cluster as they come, change and go, for engines with `watch=True`; the present ones come
+        first. Ends when the engine is stopped. Each event goes to one task. While no task asks, intermediate states are
+        merged."""
         while not self._stopped:
             event = self._members.pop()
             if event is not None:
@@ -301,7 +302,7 @@ class AsyncEngine(InLoop[Engine]):
             return
         with contextlib.suppress(TroupeError):
             await self.wait(operation)
-        # `wait` leaves those of a receive that failed to whoever was told of them.
+        # After a failed receive, `wait` does not free blocks that were reported to a task.
         owner, track.outcome.owner = track.outcome.owner, 0
         if owner:
             with contextlib.suppress(TroupeError):

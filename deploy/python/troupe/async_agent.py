@@ -1,4 +1,4 @@
-"""One-sided agents for asyncio: transfers are awaited, notices and losses come as they are told."""
+"""One-sided agents for asyncio: transfers are awaited, notices and losses are iterated over."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class AsyncAgent(InLoop[Agent]):
             await writer.wait(peer.session(kv, peer.memories()[0]).write(notice=b"all of it"))
 
     Arguments are those of `io.Agent`, which is begun by `async with` (or `begin`) and makes progress on threads of its
-    own. Used from the loop's thread alone. What returns at once is called on `agent`, its peers, sessions and
-    transfers; what waits is awaited here.
+    own. Use it only from the loop's thread. Call methods that return at once on `agent`, its peers, sessions and
+    transfers; await the others here.
     """
 
     def __init__(self, name: str, **arguments: Any) -> None:
@@ -48,10 +48,10 @@ class AsyncAgent(InLoop[Agent]):
         super().__init__(name)
         self._arguments = arguments
         self._closed = False
-        self._transfers: dict[int, Waiters] = {}  # by number, where somebody waits
-        self._notices: deque[Notice] = deque()  # that were taken, and nobody has asked for
+        self._transfers: dict[int, Waiters] = {}  # by number, of transfers that a task waits for
+        self._notices: deque[Notice] = deque()  # taken, but not asked for yet
         self._notice_waiters = Waiters()
-        self._losses: dict[tuple[type, int], Loss] = {}  # by peer: one that nobody has asked for is told once
+        self._losses: dict[tuple[type, int], Loss] = {}  # by peer: reported once, even if repeated before a task asks
         self._loss_waiters = Waiters()
 
     def _start(self) -> Agent:
@@ -59,13 +59,12 @@ class AsyncAgent(InLoop[Agent]):
 
     @property
     def agent(self) -> Agent:
-        """The agent itself: for `register`, `describe`, `add_peer`, `prepare`, `make`, `report` and so on. Its `take`,
-        `take_notices` and `close` are this object's business."""
+        """The agent itself: for `register`, `describe`, `add_peer`, `prepare`, `make`, `report` and so on. Do not call
+        its `take`, `take_notices` and `close`, which this object uses."""
         return self._begun
 
     async def close(self) -> None:
-        """As `io.Agent.close`, in a thread. What is awaited raises ABORTED, what is iterated over ends. Again:
-        nothing."""
+        """As `io.Agent.close`, in a thread. Awaited calls raise ABORTED, iterations end. A second call does nothing."""
         await self._end_once()
 
     async def _end(self, started: Agent) -> None:
@@ -76,7 +75,7 @@ class AsyncAgent(InLoop[Agent]):
     # -- transfers, links, memory
 
     async def wait(self, transfer: Transfer) -> Status:
-        """As `Transfer.wait`. Cancelled, the transfer goes on and may be awaited again."""
+        """As `Transfer.wait`. If the task is cancelled, the transfer goes on and may be awaited again."""
         while (status := transfer.status).state is State.ACTIVE:
             waiters = self._transfers.setdefault(transfer.number, Waiters())
             try:
@@ -94,11 +93,11 @@ class AsyncAgent(InLoop[Agent]):
         """As `RegisteredMemory.deregister`, in a thread."""
         await asyncio.to_thread(memory.deregister, timeout)
 
-    # -- what is told
+    # -- notices and losses
 
     async def notices(self) -> AsyncIterator[Notice]:
-        """Notices as they come, each to one who asks. Those that nobody asks for stay unread at the agent, whose peers
-        hear OVERLOADED when there are too many. Ends when the agent is closed."""
+        """Notices as they come, each to one task. Notices that no task asks for stay unread at the agent, whose peers
+        get OVERLOADED when there are too many. Ends when the agent is closed."""
         while True:
             if not self._notices and not self._closed:
                 self._notices.extend(self.agent.take_notices())
@@ -110,8 +109,8 @@ class AsyncAgent(InLoop[Agent]):
                 await self._notice_waiters.wait()
 
     async def losses(self) -> AsyncIterator[Loss]:
-        """Peers that are lost, and peers whose notices may be, each to one who asks. What befalls a peer again before
-        anybody asks is told once. Ends when the agent is closed."""
+        """Peers that are lost, and peers whose notices may be lost, each to one task. Repeated losses of a peer are
+        reported once until a task asks. Ends when the agent is closed."""
         while True:
             if self._losses:
                 yield self._losses.pop(next(iter(self._losses)))

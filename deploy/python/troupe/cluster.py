@@ -22,8 +22,8 @@ __all__ = ["Attempt", "CallDraft", "Carried", "Cluster", "Stop"]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Where a carried request is at present. `source`: what both engines have to call it in `send` and `receive`.
-    `left`: seconds of its deadline."""
+    """The present placement of a carried request. `source`: its name for `send` and `receive` at both engines. `left`:
+    seconds until its deadline."""
 
     placement: Placement
     source: str
@@ -32,7 +32,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class CallDraft:
-    """What an engine is called with: a method and at most 1 MiB."""
+    """The call to an engine: a method and a payload of at most 1 MiB."""
 
     method: str
     payload: bytes = b""
@@ -40,8 +40,8 @@ class CallDraft:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """How a carried request ended. Answers in rank order; one of prefill is empty where that was lost when decode had
-    all it needed. `prefills`: how often it was computed."""
+    """The outcome of a carried request. Answers are in rank order; the answer of a prefill that was lost after decode
+    had all it needed is empty. `prefills`: how often the prompt was computed."""
 
     placement: Placement
     prefill: tuple[bytes, ...]
@@ -51,7 +51,7 @@ class Carried:
 
 
 class Stop:
-    """Gives up what is being carried, from any thread."""
+    """Gives up the requests that it was given to, from any thread."""
 
     __slots__ = ("__weakref__", "_handle", "_lib")
 
@@ -66,10 +66,10 @@ class Stop:
 
 
 class Cluster:
-    """A connection to a cluster's supervisor. Blocking calls, each bounded; from any thread. For asyncio:
-    `await asyncio.to_thread(cluster.place, ...)`. The next call opens a broken connection again.
+    """A connection to a cluster's supervisor. Blocking calls, each with a bound on its time; from any thread. For
+    asyncio: `await asyncio.to_thread(cluster.place, ...)`. The next call opens a broken connection again.
 
-    Every call raises `TroupeError`: PEER_UNREACHABLE, DEADLINE, PEER_LOST, UNAUTHORIZED, or what the other side says.
+    Every call raises `TroupeError`: PEER_UNREACHABLE, DEADLINE, PEER_LOST, UNAUTHORIZED, or the other side's own error.
     """
 
     __slots__ = ("__weakref__", "_finalizer", "_handle", "_lib")
@@ -83,10 +83,10 @@ class Cluster:
         timeout: float = 3.0,
         lazy: bool = False,
     ) -> None:
-        """Connects to the supervisor of the deployment in `file` or `text`, which also says how to be let in.
+        """Connects to the supervisor of the deployment in `file` or `text`, which also gives the credentials.
 
         `supervisor`: "host:port" in place of the deployment's; alone it reaches clusters of security mode `none`.
-        `timeout`: seconds of every step that has no deadline of its own. `lazy`: connects with the first call.
+        `timeout`: seconds of every step that has no deadline of its own. `lazy`: connects at the first call.
         """
         lib = _abi.library()
         if file is not None and text is not None:
@@ -112,16 +112,16 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing has to be closed: the connection goes with the last reference."""
+        """Nothing to close: the connection ends with the last reference."""
 
     def members(self) -> dict[str, Any]:
         """cluster, epoch, supervisor, supervisor_incarnation, and `nodes`: every node that registered, its state and
-        newest load, with the keys of `troupe status --json`; one of an open stage has also `replica_name`,
+        newest load, with the keys of `troupe status --json`; a node of an open stage also has `replica_name`,
         `fingerprint` (32 digits) and, if it has any, `labels`."""
         return self._json(self._lib.cluster_members, self._handle)
 
     def find_label(self, key: str, value: str) -> list[Member]:
-        """The members that are not down and whose node carries exactly this label (`Announcement.labels`)."""
+        """The members that are not down and have exactly this label (`Announcement.labels`)."""
         out = ctypes.c_void_p()
         self._lib.check(
             self._lib.cluster_find_label(
@@ -131,7 +131,7 @@ class Cluster:
         return owned_members(self._lib, out)
 
     def report(self, node: str) -> dict[str, Any]:
-        """What one node owns and does, asked of that node. NOT_FOUND: no node of that name ever registered."""
+        """What one node owns and does, from that node. NOT_FOUND: no node of that name ever registered."""
         return self._json(self._lib.cluster_report, self._handle, _abi.encoded("node", node))
 
     def events(self, after: int = 0, max_events: int = 1000) -> dict[str, Any]:
@@ -155,13 +155,13 @@ class Cluster:
         failed: Sequence[str] = (),
         keep_source: bool = False,
     ) -> Placement:
-        """Where a request goes, waiting `timeout` seconds while nobody is up. When it has ended: `finished`.
+        """Places a request, waiting `timeout` seconds while no replica is up. Call `finished` when it has ended.
 
         Args:
-            failed: the same request once more, since these nodes of where it was placed were lost to it. Replicas of
-                theirs are avoided while others are up; it stays with one that lost nobody. Counts against the
-                deployment's `limits.retry_budget`: beyond it PEER_LOST.
-            keep_source: with `failed`: the prefill replica holds the sealed cache, and is gone back to while it is up
+            failed: places the same request again, because it lost these nodes of its earlier placement. Their replicas
+                are avoided while others are up; a replica that lost no node is kept. Counts against the deployment's
+                `limits.retry_budget`: beyond it PEER_LOST.
+            keep_source: with `failed`: the prefill replica holds the sealed cache and is placed on again while it is up
                 in the same life (`Placement.same_source`).
         """
         raw = placement_request(
@@ -172,11 +172,11 @@ class Cluster:
         return owned_placement(self._lib, out)
 
     def finished(self, request: str) -> None:
-        """A placed request ended, however."""
+        """Reports that a placed request ended, with or without success."""
         self._lib.check(self._lib.cluster_finished(self._handle, _abi.encoded("request", request)))
 
     def call(self, node: str, method: str, payload: bytes = b"", *, timeout: float | None = None) -> bytes:
-        """A small request to the engine behind a node, at most 1 MiB each way; it comes there as a `Call`."""
+        """Calls the engine of a node, with at most 1 MiB each way; the engine gets it as a `Call`."""
         raw = bytes(payload)
         out, size = ctypes.c_void_p(), ctypes.c_size_t()
         self._lib.check(
@@ -196,13 +196,13 @@ class Cluster:
         return answer
 
     def drain(self, node: str, *, deadline: float) -> None:
-        """Places nothing more on a node's replica, which leaves when nothing is left there, or after `deadline`
+        """Stops placing requests on the node's replica, which leaves when its requests have ended, or after `deadline`
         seconds. Returns at once."""
         limit = min(_abi.milliseconds("deadline", deadline, 2**32), 2**32 - 1)
         self._lib.check(self._lib.cluster_drain(self._handle, _abi.encoded("node", node), limit))
 
     def cancel_drain(self, node: str) -> None:
-        """It shall serve on. NOT_FOUND: nobody drains it; PEER_LOST: too late."""
+        """Lets the node serve again. NOT_FOUND: it is not being drained; PEER_LOST: too late."""
         self._lib.check(self._lib.cluster_cancel_drain(self._handle, _abi.encoded("node", node)))
 
     def carry(
@@ -219,12 +219,12 @@ class Cluster:
         source_is_kept: bool = False,
         stop: Stop | None = None,
     ) -> Carried:
-        """Places a request, calls the engines of both sides, and goes on elsewhere where nodes are lost to it.
+        """Places a request, calls the engines of both sides, and places it again elsewhere when it loses nodes.
 
-        The callbacks say what each rank is called with; they are called on this thread, must not block, and what they
-        raise gives the request up and is raised here. `source_is_kept`: the deployment's `limits.retry_window` is not
-        0. Returns at the deadline at the latest. Errors: the engines' own; DEADLINE; PEER_LOST (the retry budget is
-        used up); ABORTED (`stop`).
+        The callbacks set the call to each rank. They run on this thread and must not block; an exception in one gives
+        the request up and is raised here. `source_is_kept`: the deployment's `limits.retry_window` is not 0. Returns at
+        the deadline at the latest. Errors: the engines' own; DEADLINE; PEER_LOST (the retry budget is used up); ABORTED
+        (`stop`).
         """
         lib = self._lib
         raised: list[BaseException] = []

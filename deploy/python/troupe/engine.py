@@ -50,9 +50,9 @@ _NO_OPERATION = Operation(0)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a node is. `epoch`: of the newest membership that it has, 0 before the first; `replica` and `rank` count
-    from 0; `port`: the cluster port that was bound; `supervisor_incarnation`: of the supervisor that has taken it in
-    last, 0 before the first."""
+    """The identity of a node. `epoch`: of the newest membership that the node has, 0 before the first; `replica` and
+    `rank` count from 0; `port`: the cluster port that was bound; `supervisor_incarnation`: of the supervisor that
+    registered the node last, 0 before the first."""
 
     incarnation: int
     epoch: int
@@ -67,9 +67,9 @@ class Identity:
 def configure_logging(
     *, level: str = "info", node: str | None = None, file: str | os.PathLike[str] | None = None
 ) -> None:
-    """Where Troupe's own lines of this process go; before the first call those of level info go to standard error.
+    """Sets where Troupe logs in this process. Before the first call it logs level info to standard error.
 
-    `level`: trace, debug, info, warn, error, off. `node` stands in every line. `file` is rotated at 64 MiB; None:
+    `level`: trace, debug, info, warn, error, off. `node` is printed in every line. `file` is rotated at 64 MiB; None:
     standard error. `TroupeError` INVALID_CONFIG: no such level, or the file cannot be written; nothing changes then.
     """
     lib = _abi.library()
@@ -83,24 +83,24 @@ def configure_logging(
 
 
 def library_version() -> str:
-    """Of the library that is loaded, such as "0.1.0"."""
+    """The version of the loaded library, such as "0.1.0"."""
     return _abi.text_of(_abi.library().version())
 
 
 def protocol_version() -> int:
-    """What nodes compare before they talk: nodes of one cluster need the same one."""
+    """The protocol version, which must be the same on all nodes of a cluster."""
     return int(_abi.library().protocol_version())
 
 
 class Engine:
     """A node of the deployment: starts with the object, leaves the cluster with `stop` or the end of its `with`.
 
-    Every method may be called from any thread. Calls that only begin something return at once; what waits says so, and
-    lets other Python threads run. What was begun ends with one outcome, which is taken in one of two ways: `wait` for
-    that operation, or `take` for all operations in one line. `fileno` is readable while events wait.
+    Every method may be called from any thread. Calls that begin an operation return at once; calls that wait say so,
+    and let other Python threads run. Each operation ends with one outcome, which is taken in one of two ways: `wait`
+    for that operation, or `take` for all operations in order. `fileno` is readable while events wait.
 
-    Times are in seconds, memory in bytes. Everything that fails raises `TroupeError`, whose `code` says why. In a
-    process forked from the one that made it an engine refuses every call with STALE_INCARNATION.
+    Times are in seconds, memory in bytes. Every failure raises `TroupeError`, whose `code` says why. In a forked
+    process the parent's engine refuses every call with STALE_INCARNATION.
     """
 
     __slots__ = (
@@ -141,9 +141,9 @@ class Engine:
 
         Args:
             name: of a node of the deployment, such as "prefill-0". None with `join`.
-            join: the node joins an open stage, as STAGE.REPLICA.RANK. An engine that has a cache gives its `layout`,
-                which says the same rank; placements join it with replicas of equal layouts. Why the supervisor refuses
-                it, `wait_registered` tells.
+            join: the node joins an open stage, as STAGE.REPLICA.RANK. An engine with a cache gives its `layout`, with
+                the same rank; placements pair it with replicas of equal layouts. If the supervisor refuses the node,
+                `wait_registered` says why.
             file: path of the deployment; or `text`: its YAML.
             supervisor: "host:port" in place of the deployment's.
             layout: of the engine's own cache, in place of one made from the deployment's `model` and `pool`. There is
@@ -151,13 +151,13 @@ class Engine:
             regions: the memory of `layout`, in its order, each at least as large as `layout.region_sizes()` says: torch
                 tensors or storages (CPU or CUDA), numpy arrays, buffers, `Memory`. Referenced until the engine is gone.
             allocate: "ordinary" or "huge": Troupe allocates the regions of `layout` instead, of such pages, zeroed; shm
-                peers map them without the right to trace this process. `region` gives them.
-            numa_node: that the allocated pages are on.
-            cores: that the node's threads run on; none: those of the calling thread (`os.sched_getaffinity(0)`).
+                peers map them without the right to trace this process. `region` returns them.
+            numa_node: the node that the allocated pages are on.
+            cores: those that the node's threads run on; none: those of the calling thread (`os.sched_getaffinity(0)`).
             calls: calls of frontends come as `Call` events; else they are refused.
-            polling: no progress thread: the engine calls `poll` often.
-            watch: `MemberEvent` comes for each other node of the cluster that comes, changes or goes; those that are
-                there already are told first. None comes after `stop`.
+            polling: no progress thread: call `poll` often.
+            watch: `MemberEvent` comes for each other node of the cluster that comes, changes or goes; the present ones
+                come first. None comes after `stop`.
 
         Raises:
             TroupeError: INVALID_CONFIG (the deployment: every issue with its line; an announcement), NOT_FOUND (no such
@@ -165,7 +165,7 @@ class Engine:
                 (not enough memory), NO_DEVICE (a region is memory of a GPU that the library cannot reach: it was built
                 without code for GPUs, say), ALREADY_EXISTS (the port is taken), STALE_INCARNATION (forked from a
                 process that has an engine).
-            TypeError, ValueError: of an argument, naming it.
+            TypeError, ValueError: naming the argument.
         """
         lib = _abi.library()
         if (file is None) == (text is None):
@@ -206,19 +206,19 @@ class Engine:
         self._handle = handle
         self._name = called
         self._memory = memory
-        self._values: dict[Operation, Memory] = {}  # of puts that have no outcome yet
+        self._values: dict[Operation, Memory] = {}  # of puts without an outcome yet
         self._values_lock = threading.Lock()  # an outcome may be taken before its put has returned
-        self._waiting: dict[int, object] = {}  # by operation that a thread waits for, a mark of that thread's
+        self._waiting: dict[int, object] = {}  # by operation that a thread waits for: that thread's mark
         self._stopped = False
         self._buffers: list[Any] = []
-        # The memory is an argument of it: it outlives the engine, also where the interpreter ends.
+        # The finalizer holds the memory, which so outlives the engine, even when the interpreter ends.
         self._finalizer = weakref.finalize(self, _end, lib, handle, memory, self._values)
         fd = ctypes.c_int()
         lib.check(lib.engine_event_fd(handle, ctypes.byref(fd)))
         self._fd = fd.value
         self._take = lib.engine_take
         self._layers_ready = lib.engine_layers_ready
-        if any(region.on_gpu for region in memory) and self.report()["pool"]["memory"]:  # of the host, it says
+        if any(region.on_gpu for region in memory) and self.report()["pool"]["memory"]:  # it reports host memory
             refusal = unreachable("the cache", self._why_no_gpu())
             self.stop()
             raise refusal
@@ -241,9 +241,9 @@ class Engine:
         return self._name
 
     def wait_registered(self, timeout: float = 30.0) -> None:
-        """Waits up to `timeout` seconds until the supervisor has taken the node in.
+        """Waits up to `timeout` seconds until the supervisor has registered the node.
 
-        `TroupeError` DEADLINE with the last reason: the node goes on asking. STALE_INCARNATION: another process has
+        `TroupeError` DEADLINE with the last reason: the node goes on trying. STALE_INCARNATION: another process has
         this node's name; stop this one.
         """
         self._lib.check(
@@ -251,13 +251,14 @@ class Engine:
         )
 
     def stop(self) -> None:
-        """Leaves the cluster: live operations fail with ABORTED at both sides. Waits for that. Again: nothing.
+        """Leaves the cluster: live operations fail with ABORTED at both sides. Waits for that. A second call does
+        nothing.
 
-        Events that happened can still be taken, but for those of members. The memory of the cache stays registered to
-        nobody and may be reused.
+        Events that happened can still be taken, except those of members. The memory of the cache is no longer
+        registered and may be reused.
         """
         self._stopped = True
-        if self._handle.value is not None:  # else the interpreter has ended it
+        if self._handle.value is not None:  # else the interpreter has freed it
             self._lib.check(self._lib.engine_stop(self._handle))
 
     def identity(self) -> Identity:
@@ -277,7 +278,7 @@ class Engine:
     # -- the cache
 
     def layout(self) -> Layout:
-        """Of the cache: the engine's own, or the one that the deployment's `model` and `pool` make."""
+        """The cache's layout: the engine's own, or the one made from the deployment's `model` and `pool`."""
         out = ctypes.c_void_p()
         self._lib.check(self._lib.engine_layout(self._handle, ctypes.byref(out)))
         return Layout._of(self._lib, out)
@@ -285,7 +286,7 @@ class Engine:
     def region(self, index: int = 0) -> memoryview:
         """Writable bytes of a region of the cache in host memory: torch.frombuffer and numpy.frombuffer take it.
 
-        What Troupe allocated stays mapped while any view of it is referenced, also after `stop`. `TroupeError`
+        Memory that Troupe allocated stays mapped while any view of it is referenced, even after `stop`. `TroupeError`
         OUT_OF_RANGE: no such region.
         """
         raw = _abi.CMemory()
@@ -293,8 +294,8 @@ class Engine:
         return view_of(raw.data, raw.size, self)
 
     def allocate_blocks(self, count: int) -> tuple[int, list[int]]:
-        """(owner, blocks) of the node's pool, for engines that leave allocation to it. `TroupeError` POOL_EXHAUSTED;
-        INVALID_CONFIG (the layout is the engine's own)."""
+        """Allocates blocks from the node's pool and returns (owner, blocks). `TroupeError` POOL_EXHAUSTED;
+        INVALID_CONFIG (the engine brought its own layout)."""
         count = _abi.number("count", count)
         owner = ctypes.c_uint64()
         blocks = (ctypes.c_uint32 * count)()
@@ -302,7 +303,7 @@ class Engine:
         return int(owner.value), list(blocks)
 
     def free_blocks(self, owner: int, blocks: Iterable[int]) -> None:
-        """Gives blocks of one allocation back. `TroupeError` NOT_FOUND: foreign or double free, nothing is freed."""
+        """Frees blocks of one allocation. `TroupeError` NOT_FOUND: foreign or double free, nothing is freed."""
         ids = indices("blocks", blocks)  # named: it lives until the call has returned
         address, count = ids.buffer_info()
         self._lib.check(self._lib.engine_free_blocks(self._handle, _abi.number("owner", owner, 2**64), address, count))
@@ -322,17 +323,17 @@ class Engine:
         tell_wanted: bool = False,
         state_slot: int = 0,
     ) -> Operation:
-        """Prefill side: offers the cache of a request to whichever decode ranks ask for it.
+        """Prefill side: offers the cache of a request to the decode ranks that ask for it.
 
         Args:
             request: the id that both engines know, 1 to 256 bytes, unique while live.
             blocks: of tokens 0, 1, ...: `block_tokens` tokens each. The engine may reuse them after `wait` or
                 `Unpinned`.
-            groups: where the layout has groups: one for each, in their order, and no `blocks`. A decode rank that
-                keeps tokens of a group which are not held here is refused.
+            groups: if the layout has groups: one entry for each, in their order, and no `blocks`. A decode rank is
+                refused if it needs tokens of a group that are not held here.
             deadline: seconds; None: the deployment's default.
-            consumers: decode ranks that take it before it is done; 0: all of the replica of the first one.
-            held_for: decode nodes that it is for: while they live, their waiting in line ends nothing.
+            consumers: decode ranks that take the cache before the send is done; 0: all of the replica of the first one.
+            held_for: decode nodes that the cache is for: it does not expire while they live and queue.
             grows: `blocks` is only the beginning: `add_blocks` names the rest.
             tell_wanted: `Wanted` comes for each decode rank that asks.
 
@@ -365,12 +366,11 @@ class Engine:
         return Operation(out.value)
 
     def add_blocks(self, send: Operation, blocks: Iterable[int], *, group: int = 0) -> None:
-        """The blocks of the tokens behind those that a send with `grows` has named so far, of one group of layers
-        where the layout has groups.
+        """Adds the blocks of the next tokens to a send with `grows`, for one group of layers if the layout has groups.
 
-        Layers are ready, and the request sealed, only as far as its blocks reach. `TroupeError` NOT_FOUND (it has
-        ended), ALREADY_EXISTS (it is sealed), INVALID_CONFIG (it does not grow), OUT_OF_RANGE (a block outside the
-        cache, a group that is not there; none is added).
+        Layers can be ready, and the request sealed, only as far as its blocks reach. `TroupeError` NOT_FOUND (the send
+        has ended), ALREADY_EXISTS (it is sealed), INVALID_CONFIG (it does not grow), OUT_OF_RANGE (a block outside the
+        cache, or no such group; none is added).
         """
         ids = indices("blocks", blocks)
         address, count = ids.buffer_info()
@@ -397,10 +397,10 @@ class Engine:
     ) -> None:
         """Layers [layer_begin, layer_end) are computed up to token `token_end` and will not be written again.
 
-        Call it as often as chunks come. With `event`, a cudaEvent_t or hipEvent_t of GPU `gpu` (torch:
-        `event.cuda_event`) that was recorded behind the kernels, or `shared_event`, the 64 bytes of the IPC handle of
-        another process's: the layers are ready once the GPU has come to it. Nobody waits for it here; it may be
-        recorded again when this returns. `TroupeError` NOT_FOUND (the send has ended), OUT_OF_RANGE, NO_DEVICE,
+        Call it once per chunk. `event` is a cudaEvent_t or hipEvent_t of GPU `gpu` (torch: `event.cuda_event`) recorded
+        after the kernels; `shared_event` is the 64-byte IPC handle of another process's event. With one of them, the
+        layers are ready once the GPU has reached the event. The call does not wait for it; the event may be recorded
+        again when the call returns. `TroupeError` NOT_FOUND (the send has ended), OUT_OF_RANGE, NO_DEVICE,
         INVALID_CONFIG.
         """
         point = None
@@ -422,8 +422,8 @@ class Engine:
             self._lib.fail(status)
 
     def seal(self, send: Operation, tokens: int, aux: bytes = b"") -> None:
-        """No more will come: the request has `tokens` tokens, every layer is ready up to there. `aux`: at most 64 KiB
-        for the decode engine. `TroupeError` as of `layers_ready`."""
+        """Completes a send: the request has `tokens` tokens, and every layer is ready up to there. `aux`: at most 64
+        KiB for the decode engine. `TroupeError` as in `layers_ready`."""
         aux = bytes(aux)
         status = self._lib.engine_seal(
             self._handle, _abi.number("send", send, 2**64), _abi.number("tokens", tokens), aux or None, len(aux)
@@ -458,27 +458,28 @@ class Engine:
             request: the id that the prefill engine sends it by; None: that of `placement`.
             tokens: of the prompt; at most what `blocks` hold.
             placement: gives sources, mode, `placed_by` and `placed_at`.
-            sources: without one: node names of every rank of the prefill replica, each once, in rank order; of every
-                part of a pipeline, also of those that hold none of this node's layers.
-            blocks: destination of tokens 0, 1, ...; none: the node's pool allocates, and `Allocated` or
-                `Outcome.blocks` tells which.
-            groups: where the layout has groups: one for each, in their order, and no `blocks`. What lies before the
-                first token of one is not wanted. One of which this part of a model has no layer may be empty.
-            prefix_tokens: the first so many are already in `blocks`. An opaque block that they end inside is written
-                again whole.
+            sources: without `placement`: node names of every rank of the prefill replica, each once, in rank order; all
+                parts of a pipeline, including those that hold none of this node's layers.
+            blocks: destination of tokens 0, 1, ...; none: the node's pool allocates them (`Allocated`,
+                `Outcome.blocks`).
+            groups: if the layout has groups: one entry for each, in their order, and no `blocks`. Tokens before the
+                first token of a group are not wanted. The entry may be empty if this part of a model has no layer of
+                the group.
+            prefix_tokens: how many leading tokens are already in `blocks`. If they end inside an opaque block, the
+                whole block is written again.
             mode: "write" (the default) or "read"; must be that of the deployment's edge.
             deadline: seconds; None: the deployment's default.
             fail_when_full: POOL_EXHAUSTED at once instead of waiting in line.
-            lives: incarnation of each source as the caller knows it, 0: whichever lives. A source in another life has
-                lost the cache: STALE_INCARNATION.
-            park: seconds that a source keeps the receive which does not know the request yet; then NOT_FOUND. 0: not
-                at all; None: until the deadline.
+            lives: incarnation of each source as the caller knows it, 0: any. A source in another life has lost the
+                cache: STALE_INCARNATION.
+            park: seconds that a source that does not know the request yet keeps the receive, before it answers
+                NOT_FOUND. 0: not at all; None: until the deadline.
             expect: what the sealed `aux` of each source must begin with, at most 64 bytes (a hash of the prompt, say);
                 else LAYOUT_MISMATCH, in read mode before a byte moves.
-            again: the request was received before and is sent once more: its earlier delivery is no answer.
+            again: the request was received before and is sent again: its earlier delivery does not answer this receive.
 
         Raises:
-            TroupeError: OVERLOADED, POOL_EXHAUSTED, OUT_OF_RANGE, NOT_FOUND (a source that is no node), INVALID_CONFIG
+            TroupeError: OVERLOADED, POOL_EXHAUSTED, OUT_OF_RANGE, NOT_FOUND (a source is not a node), INVALID_CONFIG
                 (the sources are not the ranks of one replica, each once; not a life for each; a block is named twice).
         """
         if placement is not None:
@@ -514,7 +515,7 @@ class Engine:
         known = _lives(lives, sources)  # named: it lives until the call has returned
         if known is not None:
             spec.lives = ctypes.addressof(known)
-        tables = _tables(groups)  # so is this one
+        tables = _tables(groups)  # likewise
         if tables is not None:
             spec.groups, spec.group_count = ctypes.addressof(tables[0]), len(tables[0])
         if park is not None:
@@ -529,23 +530,23 @@ class Engine:
         return Operation(out.value)
 
     def release(self, request: str, sources: Sequence[str], *, lives: Sequence[int] = ()) -> Operation:
-        """Decode side: nobody wants the request any more. Gives its sources back without a receive.
+        """Decode side: gives up a request before it is received, and frees its sources.
 
-        Costs no block, may come before they are sent, and may be said twice. `sources`, `lives` as of `receive`.
-        Outcome: done, once each source has ended (its engine is told ABORTED) or had before; where the request was
-        never sent, its next send ends so, and receives until then. ALREADY_EXISTS: the source goes on, since another
-        node takes it, waits for it, or is whom it is held for. STALE_INCARNATION: a source lives another life.
-        `TroupeError` NOT_FOUND, INVALID_CONFIG.
+        Costs no block, may come before the request is sent, and may be repeated. `sources`, `lives` as in `receive`.
+        Outcome: done once each source has ended (its engine gets ABORTED) or had ended before. If the request was never
+        sent, its next send ends in this way, and so do receives until then. ALREADY_EXISTS: the source goes on, since
+        another node takes the request, waits for it, or is named in its `held_for`. STALE_INCARNATION: a source is in
+        another life. `TroupeError` NOT_FOUND, INVALID_CONFIG.
         """
         return self._words(self._lib.engine_release, request, sources, lives)
 
     def hold(self, request: str, sources: Sequence[str], *, lives: Sequence[int] = ()) -> Operation:
-        """Decode side: the request waits in the engine's own queue. Keeps its sources from running out of their lease.
+        """Decode side: keeps the leases of a request's sources alive while the request waits in the engine's own queue.
 
-        `sources`, `lives` as of `receive`. Outcome: done, once a receive of the request has asked all of them, or where
-        it was delivered meanwhile; that of the first source that failed, or of `abort`. NOT_FOUND: a source does not
-        offer it. Ends with the life of either node. `TroupeError` ALREADY_EXISTS (this node holds it), NOT_FOUND,
-        INVALID_CONFIG.
+        `sources`, `lives` as in `receive`. Outcome: done once a receive of the request has asked all of them, or if the
+        request was delivered meanwhile; else that of the first source that failed, or of `abort`. NOT_FOUND: a source
+        does not offer the request. Ends with the life of either node. `TroupeError` ALREADY_EXISTS (this node holds it
+        already), NOT_FOUND, INVALID_CONFIG.
         """
         return self._words(self._lib.engine_hold, request, sources, lives)
 
@@ -565,12 +566,12 @@ class Engine:
     def await_layers(
         self, receive: Operation, layer_begin: int, layer_end: int, token_end: int, *, stream: int = 0, gpu: int = 0
     ) -> None:
-        """Decode side: what `stream` (a cudaStream_t or hipStream_t of GPU `gpu`; torch: `stream.cuda_stream`; 0: the
-        default stream) is given from here on waits, on the GPU, until these layers are there, or the receive has ended.
-        Of a receive that is done nothing waits.
+        """Decode side: work given to `stream` from here on waits, on the GPU, until these layers have arrived or the
+        receive has ended. `stream` is a cudaStream_t or hipStream_t of GPU `gpu` (torch: `stream.cuda_stream`; 0: the
+        default stream). For a receive that is done nothing waits.
 
-        `TroupeError`: that of a receive that failed; NOT_FOUND (no receive, or one that ended long ago), OUT_OF_RANGE,
-        NO_DEVICE, INVALID_CONFIG, BACKEND_UNAVAILABLE, OVERLOADED.
+        `TroupeError`: that of a failed receive; NOT_FOUND (no receive, or it ended long ago), OUT_OF_RANGE, NO_DEVICE,
+        INVALID_CONFIG, BACKEND_UNAVAILABLE, OVERLOADED.
         """
         raw = _abi.ComputeStream(
             size=ctypes.sizeof(_abi.ComputeStream), gpu=_abi.number("gpu", gpu), stream=stream or None
@@ -587,7 +588,7 @@ class Engine:
         )
 
     def abort(self, operation: Operation, reason: str = "") -> None:
-        """Gives an operation up; its one outcome still comes. `TroupeError` NOT_FOUND: it has ended."""
+        """Aborts an operation; its one outcome still comes. `TroupeError` NOT_FOUND: it has ended."""
         self._lib.check(
             self._lib.engine_abort(
                 self._handle, _abi.number("operation", operation, 2**64), _abi.encoded("reason", reason)
@@ -599,9 +600,9 @@ class Engine:
     def put(self, peer: str, key: str, value: object, *, ttl: float | None = None) -> Operation:
         """Stores a copy of `value` (bytes, or any memory as `Memory.of` takes it) under `key` at node `peer`.
 
-        The value must stay as it is until the outcome, and nobody reads it from then on; the engine references it
-        until then. In memory of a GPU it is copied before this returns, and must be computed by then. Blocks of the
-        node's pool may be freed at once. `ttl`: seconds; None: until removed. `TroupeError` INVALID_CONFIG: the
+        The value must not change until the outcome; the engine references it until then and does not read it
+        afterwards. A value in GPU memory must be computed before the call, which copies it before it returns. Blocks of
+        the node's pool may be freed at once. `ttl`: seconds; None: until removed. `TroupeError` INVALID_CONFIG: the
         deployment has no edge that joins the two nodes; NO_DEVICE: memory of a GPU that the library cannot reach.
         Outcome: done, ALREADY_EXISTS, POOL_EXHAUSTED.
         """
@@ -631,7 +632,7 @@ class Engine:
         return self._keyed(self._lib.engine_get, peer, key)
 
     def query(self, peer: str, key: str) -> Operation:
-        """Whether there is one. Outcome: `Info` (`Outcome.size`, `Outcome.ttl`), or NOT_FOUND."""
+        """Whether the key has a value. Outcome: `Info` (`Outcome.size`, `Outcome.ttl`), or NOT_FOUND."""
         return self._keyed(self._lib.engine_query, peer, key)
 
     def remove(self, peer: str, key: str) -> Operation:
@@ -660,10 +661,10 @@ class Engine:
         failed: Sequence[str] = (),
         keep_source: bool = False,
     ) -> Operation:
-        """Asks the supervisor where a request goes, waiting `timeout` seconds while nobody is up. Outcome: `Placed`
-        (`Outcome.placement`). Stages: None where the deployment has one edge. `affinity`: requests that name the same
-        one go to the same replicas. `failed`, `keep_source`: as of `Cluster.place`. When the request has ended:
-        `placed_request_ended`."""
+        """Asks the supervisor where a request goes, waiting `timeout` seconds while no replica is up. Outcome: `Placed`
+        (`Outcome.placement`). Stages: None if the deployment has one edge. `affinity`: requests with the same affinity
+        go to the same replicas. `failed`, `keep_source`: as in `Cluster.place`. Call `placed_request_ended` when the
+        request has ended."""
         raw = placement_request(
             request, from_stage, to_stage, affinity, timeout, failed=failed, keep_source=keep_source
         )
@@ -672,26 +673,27 @@ class Engine:
         return Operation(out.value)
 
     def placed_request_ended(self, request: str) -> None:
-        """A placed request ended, however: its place in the queue is free."""
+        """Reports that a placed request ended, with or without success: its place in the queue is free."""
         self._lib.check(self._lib.engine_placed_request_ended(self._handle, _abi.encoded("request", request)))
 
     def set_queue_length(self, requests: int) -> None:
-        """What the engine reports with each heartbeat: requests that wait or run in it."""
+        """Sets the number that each heartbeat reports: requests that wait or run in the engine."""
         self._lib.check(self._lib.engine_set_queue_length(self._handle, _abi.number("requests", requests)))
 
     def draining(self) -> str:
-        """What the cluster wants of the node: "serving", "draining" (nothing new comes) or "drained" (stop and end the
-        process). Ask at least once a second."""
+        """Whether the cluster drains the node: "serving", "draining" (no new requests come) or "drained" (stop and end
+        the process). Call it at least once a second."""
         standing = ctypes.c_uint32()
         self._lib.check(self._lib.engine_draining(self._handle, ctypes.byref(standing)))
         return _STANDINGS[standing.value]
 
     def report_failure(self, why: str) -> None:
-        """The engine can serve nobody (its GPU is lost, say): the node is down for the cluster until `recover`."""
+        """Reports that the engine can serve no request (its GPU is lost, say): the cluster treats the node as down
+        until `recover`."""
         self._lib.check(self._lib.engine_report_failure(self._handle, _abi.encoded("why", why)))
 
     def recover(self) -> None:
-        """What was reported is mended: the node registers again."""
+        """Reports that the failure is over: the node registers again."""
         self._lib.check(self._lib.engine_recover(self._handle))
 
     def report(self) -> dict[str, Any]:
@@ -706,9 +708,9 @@ class Engine:
         return self._fd
 
     def take(self, max_events: int = _BATCH, *, timeout: float | None = 0.0) -> list[Event]:
-        """Up to `max_events` (of 64 at most) events of all operations, oldest first, and those of members before them,
-        waiting up to `timeout` seconds for the first one (0: not at all; None: however long). Empty: none came. Those
-        of an operation that a thread waits for are that thread's."""
+        """Takes up to `max_events` (64 at most) events of all operations, oldest first, events of members before the
+        others, waiting up to `timeout` seconds for the first one (0: not at all; None: no limit). Empty: none came.
+        Events of an operation that a thread waits for go to that thread."""
         if max_events < 1:
             raise ValueError(f"max_events is {max_events}; give 1 or more")
         left = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
@@ -731,24 +733,24 @@ class Engine:
         return events
 
     def wait(self, operation: Operation, timeout: float | None = None) -> Outcome:
-        """Waits until the operation has ended and, of a send or a receive, the network can touch its blocks no more.
+        """Waits until the operation has ended and, for a send or a receive, the network can no longer touch its blocks.
 
-        Takes all of its events. Any number of threads may wait, each for another operation. A receive that failed gives
-        blocks that the pool gave it back by itself, unless their `Allocated` was taken before.
+        Takes all of its events. Any number of threads may wait, each for another operation. A failed receive frees the
+        blocks that the pool gave it, unless their `Allocated` event was taken before.
 
         Raises:
-            WaitTimeout: `timeout` seconds passed; it goes on, and none of its events was taken.
+            WaitTimeout: `timeout` seconds passed; the operation goes on, and none of its events was taken.
             TroupeError: that of the operation; NOT_FOUND (never begun, or `take` had its outcome), ALREADY_EXISTS
-                (another thread waits for it), ABORTED or INTERNAL where the node was stopped and the end will not come.
+                (another thread waits for it), ABORTED or INTERNAL (the node was stopped and the outcome will not come).
         """
         raw = _abi.COutcome(size=_OUTCOME_SIZE)
         status = _abi.TIMED_OUT
         awaited = _abi.number("operation", operation, 2**64)
         left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
-        # The main thread hears signals between two waits. Any other keeps its claim on the operation's events.
+        # The main thread handles signals between two waits. Any other thread keeps its claim on the operation's events.
         longest = _SIGNALS if threading.current_thread() is threading.main_thread() else left
         mine = object()
-        if self._waiting.setdefault(awaited, mine) is not mine:  # asked here: an outcome may have the same code
+        if self._waiting.setdefault(awaited, mine) is not mine:  # checked here: an outcome may have the same code
             raise TroupeError(ErrorCode.ALREADY_EXISTS, f"another thread waits for operation {awaited}")
         try:
             while True:
@@ -766,7 +768,7 @@ class Engine:
         return self._outcome(raw)
 
     def poll(self) -> bool:
-        """Makes progress on the calling thread; whether something was done. For `polling` engines."""
+        """Makes progress on the calling thread; returns whether it did something. For `polling` engines."""
         worked = ctypes.c_uint32()
         self._lib.check(self._lib.engine_poll(self._handle, ctypes.byref(worked)))
         return bool(worked.value)
@@ -879,7 +881,7 @@ _PARK, _AGAIN = 1, 2
 _SEND_SIZE = ctypes.sizeof(_abi.SendSpec)
 _RECEIVE_SIZE = ctypes.sizeof(_abi.ReceiveSpec)
 _OUTCOME_SIZE = ctypes.sizeof(_abi.COutcome)
-# The operation may have its memory yet.
+# After these the operation may still use its memory.
 _GOES_ON = frozenset((_abi.TIMED_OUT, int(ErrorCode.INTERNAL)))
 
 
@@ -937,7 +939,7 @@ def _is_empty(value: object) -> bool:
 
 
 def _tables(groups: Sequence[GroupBlocks]) -> tuple[Any, list[Any]] | None:
-    """As C reads them, with the arrays of blocks that they point into."""
+    """The tables as C reads them, with the arrays of blocks that they point into."""
     if not groups:
         return None
     held = [indices("blocks", group.blocks) for group in groups]

@@ -1,4 +1,4 @@
-"""What goes wrong, as one exception with a code to switch on."""
+"""All errors, as one exception with a code to switch on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ErrorCode(enum.IntEnum):
     UNAUTHORIZED = 19
     BACKEND_UNAVAILABLE = 20
     INTERNAL = 21
-    TIMED_OUT = 100  # only of `WaitTimeout`
+    TIMED_OUT = 100  # only in `WaitTimeout`
 
 
 class TroupeError(Exception):
@@ -59,4 +59,4 @@ class TroupeError(Exception):
 
 
 class WaitTimeout(TroupeError, TimeoutError):  # noqa: N818
-    """The time that a wait was given is over. Nothing has ended, and no event was taken."""
+    """A wait reached its timeout. Nothing has ended, and no event was taken."""

@@ -1,4 +1,4 @@
-"""What an engine hears of its operations."""
+"""Events of an engine's operations."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ __all__ = [
     "Wanted",
 ]
 
-#: What an engine started and will hear the end of. An `int`, unique within one engine, never 0.
+#: An operation that an engine started and whose outcome it will get. An `int`, unique within one engine, never 0.
 Operation = NewType("Operation", int)
 
 
 @dataclass(slots=True)
 class Allocated:
-    """Of a receive that named no blocks: the node's pool gave these. The engine frees them (`Engine.free_blocks`)."""
+    """For a receive without blocks of its own: the node's pool allocated these. The engine frees them
+    (`Engine.free_blocks`)."""
 
     operation: Operation
     owner: int
@@ -44,7 +45,8 @@ class Allocated:
 
 @dataclass(slots=True)
 class Layers:
-    """Of a receive: layers [layer_begin, layer_end) at tokens [token_begin, token_end) are complete from every rank."""
+    """For a receive: layers [layer_begin, layer_end) at tokens [token_begin, token_end) have arrived from every rank.
+    """
 
     operation: Operation
     layer_begin: int
@@ -57,10 +59,10 @@ class Layers:
 class Done:
     """The one outcome of a send, receive, put or remove that succeeded.
 
-    `bytes_moved`: of a receive, and of a send in write mode. `aux`: of a receive, what the prefill engine sealed with.
-    Of a send or receive: `waited`, seconds until the first byte moved; `moving`, from then until the last one had;
-    `segments`, in how many pieces, at the side that plans them (send in write mode, receive in read mode); `backend` of
-    the link with the first rank, "shm".
+    `bytes_moved`: for a receive, and for a send in write mode. `aux`: for a receive, the prefill engine's `aux` of
+    `seal`. For a send or receive: `waited`, seconds until the first byte; `moving`, from there to the last byte;
+    `segments`, the number of pieces, at the side that plans them (send in write mode, receive in read mode); `backend`,
+    of the link to the first rank, "shm".
     """
 
     operation: Operation
@@ -82,7 +84,7 @@ class Failed:
 
 @dataclass(slots=True)
 class Unpinned:
-    """After the outcome of a send or a receive: the network can touch its blocks no more.
+    """After the outcome of a send or a receive: the network can no longer touch its blocks.
 
     An engine that allocates blocks itself may reuse them from here on, not before.
     """
@@ -92,8 +94,8 @@ class Unpinned:
 
 @dataclass(slots=True)
 class Value:
-    """Outcome of a get. `data` is read-only memory of the store, mapped where it lies; it is pinned while any view of
-    it is referenced. Copy it (`bytes(event.data)`) to keep it without pinning it."""
+    """Outcome of a get. `data` is read-only memory of the store, mapped in place; it is pinned while any view of it is
+    referenced. Copy it (`bytes(event.data)`) to keep it without pinning it."""
 
     operation: Operation
     data: memoryview
@@ -118,10 +120,10 @@ class Placed:
 
 @dataclass(slots=True)
 class Wanted:
-    """Of a send with `tell_wanted`: a decode rank asks for it.
+    """For a send with `tell_wanted`: a decode rank asks for it.
 
-    `rank` of `ranks` of the decode replica; `expected`: decode ranks that the send will serve in all; the tokens before
-    `token_begin` are at the decode side already.
+    `rank` of `ranks` of the decode replica; `expected`: decode ranks that the send will serve in all; the decode side
+    already has the tokens before `token_begin`.
     """
 
     operation: Operation
@@ -135,24 +137,24 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class MemberEvent:
-    """Another node of the cluster has come, is in another state, or is gone (`Engine(..., watch=True)`).
+    """Another node of the cluster has come, changed its state, or is gone (`Engine(..., watch=True)`).
 
-    Told life by life: the first event of an `incarnation` tells that it is there, in whichever state; the last one that
-    it is gone, exactly once, and before the node's next incarnation is told. What changes while nobody takes events is
-    told as it ended: a life that came and went meanwhile not at all. Nothing is told of the supervisor or of the engine
-    itself. The cluster may take a node for dead that only could not be heard, and take the same life in again: that is
-    told as there once more, after its "gone".
+    Events come per incarnation of a node: the first one, in whatever state, says that the incarnation is there; the
+    last one, "gone", comes exactly once, before the node's next incarnation. While no events are taken, intermediate
+    states are merged, and a life that came and went is not reported. There are no events for the supervisor or the
+    engine itself. The cluster may lose a node that was only unreachable, and take the same life in again: that life is
+    then reported as there again, after its "gone".
 
     Attributes:
         operation: 0: it belongs to none.
         node, stage: names.
-        replica, rank: the replica's number in the stage (of an open one each supervisor's own), and the node's rank
-            within it.
-        incarnation: of that life of the node, as `lives` of a receive names it.
-        state: "joining", "up", "suspect" (heartbeats are missing), "down" (it reports a failure of its own, and its
-            process lives), "leaving" (it stops in good order, or is drained) or "gone" (it left, was lost, or another
-            life has its name).
-        labels: of its `Announcement`; none of a node that a file names.
+        replica, rank: the replica's number in the stage (in an open stage per supervisor), and the node's rank within
+            it.
+        incarnation: of that life of the node, as in `lives` of a receive.
+        state: "joining", "up", "suspect" (heartbeats are missing), "down" (it reported its own failure, and its process
+            lives), "leaving" (it stops cleanly, or is drained) or "gone" (it left, was lost, or another life has its
+            name).
+        labels: of its `Announcement`; none for a node that a file names.
         reason: why it is in that state.
     """
 
@@ -184,23 +186,23 @@ class Call:
         self._reply(0, "", payload)
 
     def fail(self, error: TroupeError) -> None:
-        """Answers with an error. That a wait here was over is told as DEADLINE."""
+        """Answers with an error. A `WaitTimeout` is sent as DEADLINE."""
         code = ErrorCode.DEADLINE if error.code == ErrorCode.TIMED_OUT else error.code
         self._reply(int(code), error.reason, b"")
 
 
-#: Ignore what you do not know: later releases add to it.
+#: Ignore unknown events: later releases add some.
 Event = Union[Allocated, Layers, Done, Failed, Unpinned, Value, Info, Placed, Wanted, MemberEvent, Call]  # noqa: UP007
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How an operation that succeeded ended (`Engine.wait`). What it has not is empty, 0 or None.
+    """The outcome of an operation that succeeded (`Engine.wait`). Missing fields are empty, 0 or None.
 
     `bytes_moved`: receive, and send in write mode. `waited`, `moving`, `segments`, `backend`: send and receive; seconds
-    since the engine began it until the first byte moved, and from then on until the last one had; the pieces are
-    counted by the side that plans them (send in write mode, receive in read mode). `aux`: receive. `owner`, `blocks`:
-    receive that named no blocks. `data`: get, as `Value.data`. `size`, `ttl`: query. `placement`: place.
+    from the engine's call to the first byte, and from there to the last byte; the pieces are counted by the side that
+    plans them (send in write mode, receive in read mode). `aux`: receive. `owner`, `blocks`: receive without blocks of
+    its own. `data`: get, as `Value.data`. `size`, `ttl`: query. `placement`: place.
     """
 
     bytes_moved: int = 0

@@ -1,7 +1,7 @@
 """One-sided agents, for programs that bring a protocol of their own and want memory moved.
 
-An `Agent` registers memory and describes it in bytes, which the program carries to its peers by any way of its own; who
-has them reads and writes that memory. No cluster, no deployment:
+An `Agent` registers memory and describes it in bytes, which the program carries to its peers in its own way; a peer
+with these bytes reads and writes that memory. No cluster, no deployment:
 
     with Agent("writer") as agent:
         kv = agent.register(tensor)
@@ -50,7 +50,7 @@ __all__ = [
 
 _BATCH = 64
 _SIGNALS = 200  # milliseconds that a wait may keep signals waiting
-_BRIEF = 64 * 1024  # bytes that are copied sooner than threads of Python take turns
+_BRIEF = 64 * 1024  # bytes that are copied faster than Python switches threads
 _BACKENDS = {"shm": 1, "tcp": 2, "rdma": 3, "xgmi": 4}
 _BACKEND_NAMES = {number: name for name, number in _BACKENDS.items()}
 _RIGHTS = {"read": 1, "write": 2, "read_write": 3}
@@ -67,12 +67,12 @@ _STATUS_SIZE = ctypes.sizeof(_io_abi.IoStatus)
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How agents know each other, as nodes of a cluster do (docs/security.md).
+    """How agents authenticate each other, like nodes of a cluster (docs/security.md).
 
     Attributes:
         mode: "open" or "secret" (loopback addresses only), or "tls".
-        cluster: in mode tls what a certificate must name, by URI `troupe:CLUSTER`.
-        secret, certificate, key, ca: paths; "" where the mode needs none.
+        cluster: in mode tls, the cluster that a certificate must name, as the URI `troupe:CLUSTER`.
+        secret, certificate, key, ca: paths; "" if the mode does not need the file.
     """
 
     mode: str = "open"
@@ -84,12 +84,12 @@ class Security:
 
 
 class State(enum.Enum):
-    """Where a transfer stands."""
+    """The state of a transfer."""
 
     PREPARED = 0  #: not posted yet
     ACTIVE = 1  #: bytes may move
     DONE = 2  #: every byte is where it belongs
-    FAILED = 3  #: for `Status.error`; the destination's bytes are undefined
+    FAILED = 3  #: with `Status.error`; the destination's bytes are undefined
     CANCELLED = 4  #: by `Transfer.cancel`; the destination's bytes are undefined
 
 
@@ -99,8 +99,8 @@ _DONE = State.DONE.value
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a transfer stands. `bytes_moved`: for certain. `bad_entries`: numbers of those that may not have arrived;
-    none unless it failed or was cancelled."""
+    """The status of a transfer. `bytes_moved`: known to have moved. `bad_entries`: numbers of the entries that may not
+    have arrived; none unless it failed or was cancelled."""
 
     state: State
     bytes_moved: int = 0
@@ -120,7 +120,7 @@ class RemoteMemory:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a peer says, with a transfer or alone. `sender`: the name of the peer's agent."""
+    """A message of a peer, with a transfer or alone. `sender`: the name of the peer's agent."""
 
     peer: Peer
     sender: str
@@ -129,7 +129,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """A transfer has ended, however: `Transfer.number`."""
+    """A transfer has ended, with or without success: `Transfer.number`."""
 
     transfer: int
 
@@ -144,24 +144,25 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class NoticesWait:
-    """`Agent.take_notices` has some. The next such event follows once all were taken."""
+    """`Agent.take_notices` has notices. The next such event comes only after all were taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoticesLost:
-    """A link ended, and notices of `Peer.notify` that were on it may be lost. The peer lives."""
+    """A link ended, and notices of `Peer.notify` on that link may be lost. The peer lives."""
 
     peer: Peer
 
 
-#: Ignore what you do not know: later releases add to it.
+#: Ignore unknown events: later releases add some.
 Event = Union[TransferEnded, PeerLost, NoticesWait, NoticesLost]  # noqa: UP007
 
 
 class Agent:
-    """Starts with the object, ends with `close` or the end of its `with`, which takes all memory back.
+    """Starts with the object, ends with `close` or the end of its `with`, which deregister all memory.
 
-    Every method may be called from any thread. What waits says so, lets other Python threads run, and hears signals.
+    Every method may be called from any thread. Methods that wait say so, let other Python threads run, and handle
+    signals.
     """
 
     def __init__(
@@ -185,22 +186,22 @@ class Agent:
 
         Args:
             name: 1 to 256 bytes; peers see it in notices.
-            host: the address that peers dial; not that of all interfaces. One beyond loopback needs `security` of mode
-                tls.
-            port: that peers dial; 0: the OS chooses.
+            host: the address that peers dial; not the wildcard address. An address beyond loopback needs `security` of
+                mode tls.
+            port: the port that peers dial; 0: the OS chooses.
             security: None: `Security()`, open.
             backends: "shm", "xgmi", "rdma", "tcp", the preferred one first; none: the best that reaches the peer.
-            threads: that make progress; 0: `poll` and the calls that wait do.
+            threads: how many make progress; 0: `poll` and the calls that wait make it.
             lanes: sockets or queue pairs of a link; 0: 4.
-            peer_silence: seconds; a peer that says nothing for so long is lost.
+            peer_silence: seconds; a peer silent for this long is lost.
             connect_timeout: seconds for a greeting, and for making a link.
-            max_peers, max_transfers, max_notices (unread ones of one peer), max_notice_bytes (in those): bounds, beyond
+            max_peers, max_transfers, max_notices (unread, of one peer), max_notice_bytes (in those): bounds, beyond
                 which calls fail with OVERLOADED; 0: 4096, 65536, 65536, 16 MiB.
 
         Raises:
             TroupeError: INVALID_CONFIG, ALREADY_EXISTS (the port is taken), STALE_INCARNATION (forked from a process
                 that has an agent or an engine).
-            TypeError, ValueError: of an argument, naming it.
+            TypeError, ValueError: naming the argument.
         """
         lib = _abi.library()
         how = security if security is not None else Security()
@@ -238,10 +239,10 @@ class Agent:
         self._lib = lib
         self._handle = handle
         self._name = name
-        self._memory: dict[object, Memory] = {}  # that peers may touch, by number
+        self._memory: dict[object, Memory] = {}  # by number: memory that peers may touch
         self._dropped: deque[tuple[Any, int]] = deque()  # how to release it, its number
         self._closed = False
-        # The memory is an argument of it: it outlives the agent, also where the interpreter ends.
+        # The finalizer holds the memory, which so outlives the agent, even when the interpreter ends.
         self._finalizer = weakref.finalize(self, _end, lib, handle, self._memory)
         fd = ctypes.c_int()
         lib.check(lib.io_event_fd(handle, ctypes.byref(fd)))
@@ -265,10 +266,10 @@ class Agent:
         return self._name
 
     def close(self) -> None:
-        """Takes all memory back and ends the agent: nobody touches the memory when this returns. Waits for peers in the
-        middle of a copy, 5 s at most. Calls from then on, and those of other threads that wait, raise ABORTED. Views
-        of memory that the agent allocated are no memory any more. Again: nothing."""
-        if self._closed or self._handle.value is None:  # or the interpreter has ended it
+        """Deregisters all memory and ends the agent: when this returns, no peer touches the memory any more. Waits for
+        peers in the middle of a copy, 5 s at most. Later calls, and waits in other threads, raise ABORTED. Views of
+        memory that the agent allocated become invalid. A second call does nothing."""
+        if self._closed or self._handle.value is None:  # or the interpreter has freed it
             return
         self._lib.check(self._lib.io_agent_close(self._handle))
         self._closed = True
@@ -287,8 +288,8 @@ class Agent:
 
         `what`: a torch tensor or storage, a numpy array, a buffer, `Memory`; contiguous, and writable unless `rights`
         is "read". Referenced until it is deregistered or the agent is closed. Registrations may overlap or be equal:
-        each is a memory of its own. `TroupeError` NO_DEVICE: memory of a GPU, and a library that was built without code
-        for GPUs.
+        each is a memory of its own. `TroupeError` NO_DEVICE: the memory is a GPU's, and the library was built without
+        code for GPUs.
         """
         allowed = _number_of("rights", rights, _RIGHTS)
         memory = Memory.of(what, writable=allowed != _RIGHTS["read"])
@@ -298,7 +299,7 @@ class Agent:
                 raise unreachable("the memory", backends["xgmi"])
         called = _abi.encoded("name", name)
         out = ctypes.c_uint64()
-        # Kept from before it is lent: a signal whose handler raises may come as soon as it is.
+        # Kept before it is lent: the handler of a signal may raise right after.
         lent = object()
         self._memory[lent] = memory
         status = self._lib.io_register(
@@ -311,7 +312,7 @@ class Agent:
         return RegisteredMemory(self, out.value, memory.address, memory.size)
 
     def allocate(self, size: int, *, name: str = "", rights: str = "read_write") -> RegisteredMemory:
-        """Zeroed memory of the host, which peers of this host map: `RegisteredMemory.view`. Freed when it is
+        """Allocates zeroed host memory, which peers of this host map: `RegisteredMemory.view`. Freed when it is
         deregistered or the agent is closed."""
         out = ctypes.c_uint64()
         allowed = _number_of("rights", rights, _RIGHTS)
@@ -329,8 +330,8 @@ class Agent:
         return RegisteredMemory(self, out.value, int(raw.data or 0), int(raw.size))
 
     def describe(self, *only: RegisteredMemory) -> bytes:
-        """Describes this agent and these memories (none given: all of them) for a peer, in at most 1 MiB. Good for this
-        life of the agent, and secret: who has it may use what it names, and greet others as this agent."""
+        """Describes this agent and these memories (none given: all of them) for a peer, in at most 1 MiB. Valid for
+        this life of the agent, and secret: its holder may use the memories in it and greet other agents as this one."""
         ids = array.array("Q", [one.number for one in only])
         address, count = ids.buffer_info()
         bytes_at, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -346,9 +347,9 @@ class Agent:
     # -- peers
 
     def add_peer(self, descriptor: bytes) -> Peer:
-        """Learns of the agent that made the descriptor. Another one of the same life adds its memories and gives the
-        same peer. Sends nothing. `TroupeError` INVALID_CONFIG (no descriptor), VERSION_MISMATCH, UNAUTHORIZED (a forged
-        token of a known life)."""
+        """Adds the agent that made the descriptor. Another descriptor of the same life adds its memories and gives the
+        same peer. Sends nothing. `TroupeError` INVALID_CONFIG (not a descriptor), VERSION_MISMATCH, UNAUTHORIZED (a
+        forged token of a known life)."""
         raw = bytes(descriptor)
         out = ctypes.c_uint64()
         self._lib.check(self._lib.io_add_peer(self._handle, raw, len(raw), ctypes.byref(out)))
@@ -358,13 +359,13 @@ class Agent:
 
     def prepare(self, entries: Any) -> Plan:
         """Places in memory of this agent, checked once: rows of (address, size), or of (address, size, stride, count),
-        all in bytes; tuples in a list or an array of N x 2 or N x 4. Of several memories that hold an entry the newest
+        all in bytes; tuples in a list or an array of N x 2 or N x 4. If several memories contain an entry, the newest
         serves it. `TroupeError` UNKNOWN_REGION, OUT_OF_RANGE."""
         rows = _tables.table("entries", entries, 2, 4)
         return self._plan(self._lib.io_prepare_local, rows, 4)
 
     def prepare_pieces(self, pieces: Iterable[Sequence[Any]]) -> Plan:
-        """The same by memory: rows of (memory, offset, size), or of (memory, offset, size, stride, count)."""
+        """As `prepare`, by memory: rows of (memory, offset, size), or of (memory, offset, size, stride, count)."""
         rows = _tables.table("pieces", [(_memory_number(row[0]), *row[1:]) for row in pieces], 3, 5)
         return self._plan(self._lib.io_prepare_pieces, rows, 5)
 
@@ -378,7 +379,7 @@ class Agent:
         remote_index: Iterable[int] = (),
         merge: bool = False,
     ) -> Transfer:
-        """A transfer ("write": to the peer, "read": from it) between entry `local_index[i]` of one plan and entry
+        """Makes a transfer ("write": to the peer, "read": from it) between entry `local_index[i]` of one plan and entry
         `remote_index[i]` of the other; without indices, between entries of equal number. `merge`: neighbours that are
         contiguous on both sides move as one. Nothing moves before `Transfer.post`. `TroupeError` OUT_OF_RANGE,
         UNAUTHORIZED (the rights of a remote memory do not allow the direction)."""
@@ -404,16 +405,16 @@ class Agent:
         return Transfer(self, out.value)
 
     def wait(self, transfers: Iterable[Transfer], timeout: float | None = None, *, for_any: bool = False) -> int:
-        """Waits until all of the transfers, or any of them, have ended, however; how many have. `WaitTimeout`:
-        `timeout` seconds passed. How each ended says its `status`."""
+        """Waits until all of the transfers, or any one, have ended, and returns how many have. `WaitTimeout`: `timeout`
+        seconds passed. Each transfer's `status` says how it ended."""
         ids = array.array("Q", [one.number for one in transfers])
         return self._wait(ids, _ANY if for_any else _ALL, timeout)
 
     # -- notices and events
 
     def take_notices(self, max_notices: int = _BATCH, *, timeout: float | None = 0.0) -> list[Notice]:
-        """Up to `max_notices` (of 64 at most), oldest first, waiting up to `timeout` seconds for the first one (0: not
-        at all; None: however long). Empty: none came."""
+        """Takes up to `max_notices` (64 at most) notices, oldest first, waiting up to `timeout` seconds for the first
+        one (0: not at all; None: no limit). Empty: none came."""
         raw = (_io_abi.IoNotice * _BATCH)()
         count = self._take(self._lib.io_take_notices, raw, _NOTICE_SIZE, max_notices, timeout)
         notices = [
@@ -424,7 +425,7 @@ class Agent:
         return notices
 
     def take(self, max_events: int = _BATCH, *, timeout: float | None = 0.0) -> list[Event]:
-        """Up to `max_events` (of 64 at most) events, as `take_notices` takes notices."""
+        """Takes up to `max_events` (64 at most) events, as `take_notices` takes notices."""
         raw = (_io_abi.IoEvent * _BATCH)()
         count = self._take(self._lib.io_take, raw, _EVENT_SIZE, max_events, timeout)
         events = [event for event in map(self._event, raw[:count]) if event is not None]
@@ -436,7 +437,7 @@ class Agent:
         return self._fd
 
     def poll(self) -> bool:
-        """Makes progress on the calling thread; whether something was done. For agents with `threads=0`."""
+        """Makes progress on the calling thread; returns whether it did something. For agents with `threads=0`."""
         worked = ctypes.c_uint32()
         self._lib.check(self._lib.io_poll(self._handle, ctypes.byref(worked)))
         return bool(worked.value)
@@ -453,8 +454,8 @@ class Agent:
         return Plan(self, out.value)
 
     def _release_dropped(self) -> None:
-        """Plans and transfers that nobody references any more. Their end is noted by `__del__`, which may come at any
-        time and so takes no lock; those that are active stay until they have ended."""
+        """Releases plans and transfers that are no longer referenced. `__del__`, which may run at any time and so takes
+        no lock, only notes them; active ones stay until they have ended."""
         for _ in range(len(self._dropped)):
             try:
                 release, number = self._dropped.popleft()
@@ -505,7 +506,7 @@ class Agent:
 
 
 class RegisteredMemory:
-    """Memory of an agent that peers may use. As a context manager it is deregistered at the end."""
+    """Memory of an agent that peers may use. As a context manager, it is deregistered at the end of the `with`."""
 
     __slots__ = ("address", "agent", "number", "size")
 
@@ -533,18 +534,19 @@ class RegisteredMemory:
 
     @property
     def view(self) -> memoryview:
-        """Its writable bytes, of memory of the host. Of allocated memory: until it is deregistered, or the agent is
+        """The writable bytes of host memory. If the agent allocated it, valid until it is deregistered or the agent is
         closed."""
         return view_of(self.address, self.size, self)
 
     def describe(self) -> bytes:
-        """`Agent.describe` of this memory alone."""
+        """`Agent.describe` for this memory only."""
         return self.agent.describe(self)
 
     def deregister(self, timeout: float | None = None) -> None:
-        """Withdraws the memory: no transfer begins to use it; this agent's transfers that use it fail with ABORTED,
-        peers' with GRANT_REVOKED. When it returns nobody touches the memory any more. `TroupeError` DEADLINE: after
-        `timeout` seconds a peer or a transfer still may; it stays withdrawn, call again. NOT_FOUND: it was."""
+        """Withdraws the memory: no new transfer may use it; this agent's transfers that use it fail with ABORTED,
+        peers' with GRANT_REVOKED. When this returns, nothing touches the memory any more. `TroupeError` DEADLINE: after
+        `timeout` seconds a peer or a transfer still may; the memory stays withdrawn, call again. NOT_FOUND: it was
+        deregistered before."""
         agent = self.agent
         left = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
         while True:
@@ -565,7 +567,7 @@ class Peer:
     number: int
 
     def memories(self) -> list[RemoteMemory]:
-        """What it has described, in that order, without what it is known to have deregistered."""
+        """The memories that the peer has described, in that order, without those known to be deregistered."""
         lib, handle = self.agent._lib, self.agent._handle
         count = ctypes.c_size_t(_BATCH)
         while True:
@@ -582,7 +584,7 @@ class Peer:
         ]
 
     def connect(self, timeout: float = 10.0) -> str:
-        """Makes the link now rather than at the first transfer, and waits for it: the name of its backend."""
+        """Makes the link now rather than at the first transfer, waits for it, and returns the name of its backend."""
         lib, handle = self.agent._lib, self.agent._handle
         left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
         backend = ctypes.c_uint32()
@@ -591,7 +593,7 @@ class Peer:
             begin = time.monotonic()
             status = lib.io_connect(handle, self.number, step, ctypes.byref(backend))
             left -= step
-            # A peer that answers nobody is a deadline, too, and no reason to go on.
+            # An unresponsive peer is a DEADLINE, too, and no reason to go on.
             early = time.monotonic() - begin < step / 1000
             if status != ErrorCode.DEADLINE or left == 0 or early:
                 break
@@ -599,13 +601,13 @@ class Peer:
         return _BACKEND_NAMES.get(backend.value, "")
 
     def prepare(self, entries: Any) -> Plan:
-        """Places in the peer's memory, as `Agent.prepare`. Of several memories that hold an entry the one that was
-        described last serves it."""
+        """Places in the peer's memory, as `Agent.prepare`. If several memories contain an entry, the one described last
+        serves it."""
         rows = _tables.table("entries", entries, 2, 4)
         return self.agent._plan(self.agent._lib.io_prepare_remote, rows, 4, self.number)
 
     def session(self, local: RegisteredMemory, remote: RemoteMemory | RegisteredMemory | int) -> Session:
-        """A memory of this agent and one of the peer, or its number, between which bytes then move by offsets."""
+        """A session between a memory of this agent and one of the peer (or its number): bytes then move by offsets."""
         lib, handle = self.agent._lib, self.agent._handle
         self.agent._release_dropped()
         number = remote if isinstance(remote, int) else remote.number
@@ -618,19 +620,20 @@ class Peer:
         return Session(self.agent, out.value, local.size)
 
     def notify(self, data: bytes) -> None:
-        """Sends a notice (at most 64 KiB) without a transfer, in order with other calls of this for that peer. That it
-        returns does not mean that the notice has arrived (`NoticesLost`, `PeerLost`). `TroupeError` OVERLOADED: the
-        peer has too many unread ones."""
+        """Sends a notice (at most 64 KiB) without a transfer, in order with other calls of this method for that peer.
+        When this returns, the notice need not have arrived (`NoticesLost`, `PeerLost`). `TroupeError` OVERLOADED: the
+        peer has too many unread notices."""
         raw = bytes(data)
         self.agent._lib.check(self.agent._lib.io_notify(self.agent._handle, self.number, raw, len(raw)))
 
     def remove(self) -> None:
-        """Forgets the peer, its unread notices too. Its transfers fail with ABORTED."""
+        """Forgets the peer and its unread notices. Its transfers fail with ABORTED."""
         self.agent._lib.check(self.agent._lib.io_remove_peer(self.agent._handle, self.number))
 
 
 class _Owned:
-    """What an agent keeps under a number until it is released; at the latest when nobody references it any more."""
+    """An object that an agent keeps under a number until it is released, at the latest when it is no longer referenced.
+    """
 
     __slots__ = ("agent", "number")
 
@@ -650,14 +653,14 @@ class _Owned:
             self.agent._dropped.append((getattr(self.agent._lib, self._release), self.number))
 
     def release(self) -> None:
-        """Releases it now. Again: nothing."""
+        """Releases it now. A second call does nothing."""
         if self.number:
             self.agent._lib.check(getattr(self.agent._lib, self._release)(self.agent._handle, self.number))
             self.number = 0
 
 
 class Plan(_Owned):
-    """A checked list of places in memory. Transfers that were made of it go on without it."""
+    """A checked list of places in memory. Transfers made from it go on without it."""
 
     __slots__ = ()
     _release = "io_release_plan"
@@ -675,8 +678,8 @@ class Session(_Owned):
         self.size = size
 
     def write(self, segments: Any = None, *, notice: bytes = b"", deadline: float | None = None) -> Transfer:
-        """Moves bytes to the peer. `segments`: rows of (local offset, remote offset, size), or with local stride,
-        remote stride and count behind; tuples in a list or an array of N x 3 or N x 6. None: all of the local memory,
+        """Moves bytes to the peer. `segments`: rows of (local offset, remote offset, size), or followed by local
+        stride, remote stride and count; tuples in a list or an array of N x 3 or N x 6. None: all of the local memory,
         to the beginning of the remote one. `notice`, `deadline`: as in `Transfer.post`."""
         return self._move("write", segments, notice, deadline)
 
@@ -708,12 +711,12 @@ class Session(_Owned):
 
 
 class Transfer(_Owned):
-    """Bytes that move between memory of this agent and of a peer. It goes on also where nobody references it."""
+    """Bytes that move between memory of this agent and of a peer. It goes on even if it is no longer referenced."""
 
     __slots__ = ("_at_once", "_done")
     _release = "io_release_transfer"
-    _at_once: bool  # whether so few bytes end within the call that posts them, as far as that was tried
-    _done: Status | None  # what `run` returns where all has moved, once it has
+    _at_once: bool  # whether so few bytes end within the posting call, once tried
+    _done: Status | None  # the result of `run` once all bytes have moved
 
     def __init__(self, agent: Agent, number: int) -> None:
         super().__init__(agent, number)
@@ -721,10 +724,10 @@ class Transfer(_Owned):
         self._done = None
 
     def post(self, notice: bytes = b"", *, deadline: float | None = None) -> None:
-        """Starts the transfer; once more after its end. The peer gets the notice (at most 64 KiB; empty: none) when
-        every byte is where it belongs. `deadline`: seconds until it fails with DEADLINE; None: none. `TroupeError`
+        """Starts the transfer; it may be started again after its end. The peer gets the notice (at most 64 KiB; empty:
+        none) when every byte has arrived. `deadline`: seconds until it fails with DEADLINE; None: none. `TroupeError`
         OVERLOADED (it is active, or the peer has too many unread notices), ABORTED (a local memory was deregistered).
-        Other failures are the transfer's."""
+        Other failures are in the transfer's status."""
         said = bytes(notice)
         lib = self.agent._lib
         lib.check(
@@ -733,7 +736,7 @@ class Transfer(_Owned):
 
     @property
     def status(self) -> Status:
-        """How it stands."""
+        """The status of the transfer."""
         lib = self.agent._lib
         raw = _io_abi.IoStatus(_STATUS_SIZE)
         lib.check(lib.io_read_status(self.agent._handle, self.number, ctypes.addressof(raw), None, 0))
@@ -743,8 +746,8 @@ class Transfer(_Owned):
         """Waits until it is done.
 
         Raises:
-            WaitTimeout: `timeout` seconds passed; it goes on.
-            TroupeError: why it failed; ABORTED where it was cancelled.
+            WaitTimeout: `timeout` seconds passed; the transfer goes on.
+            TroupeError: why it failed; ABORTED if it was cancelled.
         """
         left = _abi.milliseconds("timeout", timeout, _abi.FOREVER)
         step = min(left, _SIGNALS)
@@ -753,8 +756,8 @@ class Transfer(_Owned):
         return self._finished(said, left - step, raw)
 
     def run(self, notice: bytes = b"", *, deadline: float | None = None, timeout: float | None = None) -> Status:
-        """`post` and `wait` in one call, which counts where little moves: what is copied within microseconds does not
-        let other threads of Python run meanwhile."""
+        """`post` and `wait` in one call, which saves time on small transfers: copies that take microseconds do not let
+        other Python threads run meanwhile."""
         agent, done = self.agent, self._done
         lib = agent._lib
         left = _abi.FOREVER if timeout is None else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
@@ -774,7 +777,7 @@ class Transfer(_Owned):
         return done if not said and raw.state == _DONE else self._finished(said, left, raw)
 
     def _finished(self, said: int, left: int, raw: _io_abi.IoStatus) -> Status:
-        """Goes on waiting where the first step was too short, so that signals are heard."""
+        """Goes on waiting, in steps that let signals be handled, if the first step was too short."""
         lib = self.agent._lib
         while said == _abi.TIMED_OUT and left > 0:
             step = min(left, _SIGNALS)
@@ -804,8 +807,8 @@ class Transfer(_Owned):
         return status
 
     def cancel(self) -> None:
-        """Ends it as `State.CANCELLED`, unless it ends otherwise first. From its end on no byte of it moves in memory
-        of this agent."""
+        """Ends the transfer as `State.CANCELLED`, unless it ends otherwise first. After its end none of its bytes move
+        in memory of this agent."""
         self.agent._lib.check(self.agent._lib.io_cancel(self.agent._handle, self.number))
 
 

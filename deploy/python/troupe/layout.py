@@ -31,15 +31,15 @@ _MODEL_BYTES = 32
 class LayerKind(enum.IntEnum):
     ATTENTION = 1  #: keys and values: two planes, K and V
     MLA = 2  #: one latent without heads, the same on every rank: one plane
-    RECURRENT = 3  #: nothing per token (its memory is a state tensor): no plane
+    RECURRENT = 3  #: no data per token (only a state tensor): no plane
     OPAQUE = 4  #: bytes of a block that only the engine understands, moved by whole blocks: one or two planes
 
 
 class OpaqueUnit(enum.IntEnum):
-    """What of an opaque layer is one piece."""
+    """The piece of an opaque layer."""
 
     NONE = 0  #: the layer is not opaque
-    BLOCK_HEAD = 1  #: a head of a block: heads are spread over ranks as those of attention are
+    BLOCK_HEAD = 1  #: a head of a block: heads are sharded as in attention
     BLOCK = 2  #: a block: both sides have equal parallel sizes
 
 
@@ -48,13 +48,13 @@ class LayerShape:
     """One layer as the model has it, before any sharding.
 
     `kv_heads`: of the whole model, 0 unless attention, or opaque by heads. `head_dim`: elements of one head of K (and
-    of V), or of the latent; 0 for recurrent and opaque layers. `value_dim`: elements of one head of V where K's are
-    others; 0: as `head_dim`. `dtype`: of this layer alone, 1 to 32 bytes; "": the layout's. `element_size`: bytes of
-    one element of `dtype`; 0: the size that is known of it.
+    of V), or of the latent; 0 for recurrent and opaque layers. `value_dim`: elements of one head of V if not as K's; 0:
+    `head_dim`. `dtype`: of this layer only, 1 to 32 bytes; "": the layout's. `element_size`: bytes of one element of
+    `dtype`; 0: its known size.
 
-    Of an opaque layer `packing`, 1 to 32 bytes, is what its bytes are, named by the engine: equal packings are equal
-    byte for byte. `unit` is one piece of it. A block moves whole, once it is complete or the send is sealed; one that a
-    prefix ends inside is written again whole.
+    `packing`, 1 to 32 bytes, is the engine's name for the format of an opaque layer: layers with equal packings are
+    equal byte for byte. `unit` is its piece. A block moves whole, once it is complete or the send is sealed. If a
+    prefix ends inside a block, the whole block is written again.
     """
 
     kind: LayerKind = LayerKind.ATTENTION
@@ -71,11 +71,11 @@ class LayerShape:
 class Plane:
     """Where K, V or the latent of one layer lies on this rank.
 
-    The bytes of head h (of this rank) of token t (0 <= t < block_tokens) of block b begin at
-    `base + b * block_stride + t * token_stride + h * head_stride` of region `region`. All strides are in bytes, not in
-    elements (torch counts elements: multiply by `element_size()`). `head_bytes` is head_dim (V: value_dim) * element
-    size. Of an opaque layer they are those of head h of all tokens of the block: `token_stride` is 0, `heads` is 1
-    where a block is one piece, and `head_bytes` as many as the engine says.
+    The bytes of head h (of this rank) of token t (0 <= t < block_tokens) of block b begin at `base + b * block_stride +
+    t * token_stride + h * head_stride` of region `region`. All strides are in bytes, not in elements (torch counts
+    elements: multiply by `element_size()`). `head_bytes` is head_dim (V: value_dim) * element size. In an opaque layer
+    they are the bytes of head h of all tokens of the block: `token_stride` is 0, `heads` is 1 if a block is one piece,
+    and the engine chooses `head_bytes`.
     """
 
     region: int
@@ -97,12 +97,12 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A tensor that a request has one slot of, whatever its length (Mamba, sliding window). Moved whole, last.
+    """A tensor with one slot per request, whatever the request's length (Mamba, sliding window). Moved whole, last.
 
-    `sliced`: rank r of T holds bytes [r * n, (r + 1) * n) of T * n; else every rank holds all of it. `parts`: what the
-    slot is made of, in order, where that is sliced part by part ([x, B, C] of a convolution), `slot_bytes` in all;
-    `sliced` is not looked at then. `name`: matched by position and name between the sides; where a side holds a part of
-    the model's layers by name alone, which is then one state of the whole model.
+    `sliced`: rank r of T holds bytes [r * n, (r + 1) * n) of T * n; else every rank holds all of it. `parts`: the
+    slot's parts, in order, if it is sliced part by part ([x, B, C] of a convolution), `slot_bytes` in all; `sliced` is
+    ignored then. `name`: the two sides match tensors by position and name; if a side holds only part of the model's
+    layers, by name alone, and a name then means one state of the whole model.
     """
 
     name: str
@@ -117,13 +117,13 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers whose blocks a request names in a table of their own.
+    """Layers that have a block table of their own in each request.
 
-    They keep other tokens of a request than the rest of the model (sliding windows), or another number of tokens in a
-    block: `block_tokens`, 0: the layout's. `layers`: their numbers, ascending. Where a layout has groups, each layer
-    that has planes is in exactly one. Planes of different groups may lie over the same bytes, where an engine gives
-    each block of one pool to whichever group wants it: within a request a block is then one group's. Groups are of the
-    model: where the layout is a part of one, a group may have no layers here.
+    They keep other tokens of a request than the other layers (sliding windows), or have another number of tokens in a
+    block (`block_tokens`; 0: the layout's). `layers`: their numbers, ascending. If a layout has groups, each layer with
+    planes is in exactly one. Planes of different groups may overlap, if an engine gives the blocks of one pool to any
+    group: within a request a block then belongs to one group. Groups are those of the whole model: if the layout is a
+    part of it, a group may have no layers here.
     """
 
     layers: tuple[int, ...]
@@ -132,10 +132,10 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupBlocks:
-    """The blocks that a request has of one group of layers.
+    """The blocks of a request for one group of layers.
 
-    `first_token`: of the first block, a multiple of the group's `block_tokens`. The tokens before it are not held, as
-    where a window has moved on, and nothing of them moves for these layers.
+    `first_token`: the first token of the first block, a multiple of the group's `block_tokens`. Earlier tokens are not
+    held (a window has moved on), and nothing of them moves for these layers.
     """
 
     first_token: int
@@ -144,10 +144,10 @@ class GroupBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """An arrangement that has a name; the default is [layer][block][kv][token][head][dim] in one region.
+    """A named arrangement; the default is [layer][block][kv][token][head][dim] in one region.
 
-    `order`: `layers_first`, `blocks_first` or `block_interleaved`. `kv_separate`: K and V of a layer's block stand in
-    two blocks. `head_major`: [head][token] inside a block. `region_per_layer`: a region for each layer (layers first).
+    `order`: `layers_first`, `blocks_first` or `block_interleaved`. `kv_separate`: K and V of a layer's block lie in two
+    blocks. `head_major`: [head][token] inside a block. `region_per_layer`: a region for each layer (layers first).
     """
 
     order: str = "layers_first"
@@ -163,9 +163,9 @@ class Layout:
     """A checked layout. Immutable; may be used from any thread, and by any number of engines.
 
     Both sides of a transfer agree on layers, kind, heads, dims, dtype and packing of each, dtype and its size, block
-    tokens, groups and state tensors, and the model where both say it; strides, regions, blocks and, unless a layer has
-    `OpaqueUnit.BLOCK`, parallel sizes may differ. Of two parts of a model (`total_layers`) the layers that both hold
-    are compared, and move.
+    tokens, groups and state tensors, and the model if both give it; strides, regions, blocks and, unless a layer has
+    `OpaqueUnit.BLOCK`, parallel sizes may differ. For two parts of a model (`total_layers`), only the layers that both
+    hold are compared and moved.
     """
 
     __slots__ = ("__weakref__", "_handle", "_library")
@@ -189,19 +189,19 @@ class Layout:
         """A layout plane by plane, for memory that exists already.
 
         Args:
-            layers: of every layer its shape and its planes on this rank: K and V, the latent, one or two that are
-                opaque, or none.
+            layers: for every layer, its shape and its planes on this rank: K and V, the latent, one or two opaque ones,
+                or none.
             dtype: "fp8", "int8", "fp16", "bf16", "fp32", or a name of your own of 1 to 32 bytes. Compared by name.
             block_tokens: tokens of a block, 1 to 1024.
             blocks: of this rank.
-            element_size: bytes; 0: the size that is known of `dtype`.
+            element_size: bytes; 0: the known size of `dtype`.
             groups: none: one block table serves every layer.
-            model: a hash, 32 bytes, of what makes equal bytes mean the same (model, revision, quantisation). Compared
-                where both sides say it; empty or all zero: not said.
-            first_layer, total_layers: of a rank of a pipeline: `layers` are [first_layer, first_layer + len(layers))
-                of the model's `total_layers`. Whatever names a layer counts from the first one here; `groups` and
-                `states` are those of these layers. Both 0: all layers of the model are here. One of a pipeline's
-                partners that has all layers says 0 and their number, so that its `fingerprint` is theirs.
+            model: a hash, 32 bytes, of everything that gives bytes their meaning (model, revision, quantisation).
+                Compared if both sides give it; empty or all zero: not given.
+            first_layer, total_layers: for a rank of a pipeline: `layers` are [first_layer, first_layer + len(layers))
+                of the model's `total_layers`. Layer numbers count from the first layer here; `groups` and `states`
+                cover these layers only. Both 0: all layers of the model are here. A rank with all layers whose peers
+                are parts of a pipeline gives 0 and the layer count, so that its `fingerprint` equals theirs.
 
         Raises:
             TroupeError: INVALID_CONFIG naming the field.
@@ -258,7 +258,7 @@ class Layout:
         first_layer: int = 0,
         total_layers: int = 0,
     ) -> Layout:
-        """The layout of a named arrangement, packed without padding. Arguments and errors as of the constructor;
+        """The layout of a named arrangement, packed without padding. Arguments and errors as in the constructor;
         INVALID_CONFIG for an opaque layer, whose planes only the engine knows."""
         lib = _abi.library()
         geometry = _geometry(dtype, block_tokens, blocks, element_size, tp_rank, tp_size, model)
@@ -287,14 +287,14 @@ class Layout:
 
     @classmethod
     def decode(cls, encoded: bytes) -> Layout:
-        """The reverse of `encode`, for bytes from anywhere."""
+        """Decodes an encoded layout. The bytes may come from an untrusted source."""
         lib = _abi.library()
         out = ctypes.c_void_p()
         lib.check(lib.layout_decode(bytes(encoded), len(encoded), ctypes.byref(out)))
         return cls._of(lib, out)
 
     def encode(self) -> bytes:
-        """A versioned byte form, equal on every machine: physical strides are part of it."""
+        """Encodes the layout as versioned bytes, equal on every machine; they include the physical strides."""
         lib = self._library
         out, size = ctypes.c_void_p(), ctypes.c_size_t()
         lib.check(lib.layout_encode(self._handle, ctypes.byref(out), ctypes.byref(size)))
@@ -303,10 +303,10 @@ class Layout:
         return encoded
 
     def fingerprint(self) -> bytes:
-        """16 bytes that stand for what `check_compatible` compares, equal on every machine. Layouts with equal ones
-        are compatible; strides, regions and blocks may differ. So may be those of which one does not say its model. Of
-        a layout with `total_layers` it stands for what every part of the model has in common, since no rank knows the
-        layers of the others; give `model`, too."""
+        """A 16-byte digest of what `check_compatible` compares, equal on every machine. Layouts with equal fingerprints
+        are compatible; strides, regions and blocks may differ, and one of them may not give its model. With
+        `total_layers`, the fingerprint covers what all parts of the model have in common, since no rank knows the
+        layers of the others: give `model`, too."""
         out = (ctypes.c_uint8 * 16)()
         self._library.check(self._library.layout_fingerprint(self._handle, out))
         return bytes(out)
@@ -326,17 +326,17 @@ class Layout:
         self._library.check(self._library.layout_validate(self._handle, sizes, len(region_sizes)))
 
     def check_compatible(self, remote: Layout) -> None:
-        """Raises `TroupeError` LAYOUT_MISMATCH naming the field and both values unless one maps onto the other; of two
-        parts of a model what both hold."""
+        """Raises `TroupeError` LAYOUT_MISMATCH, naming the field and both values, unless the layouts map onto each
+        other; for two parts of a model, the layers that both hold."""
         self._library.check(self._library.layout_compatible(self._handle, remote._handle))
 
     def locate(
         self, blocks: Iterable[int], *, layer: int, plane: int, token: int, head: int = 0
     ) -> tuple[int, int, int]:
         """(region, offset, length) in bytes of one head of K (plane 0), V (plane 1) or the latent (plane 0) at a token
-        of a request whose token t is token t % block_tokens of blocks[t // block_tokens]; of an opaque layer, of the
-        head's part of all of that block. With groups `blocks` is the table of the layer's; where that begins with a
-        later token, count `token` from there."""
+        of a request whose token t is token t % block_tokens of blocks[t // block_tokens]; in an opaque layer, of the
+        head's part of the whole block. With groups, `blocks` is the table of the layer's group; if that table begins at
+        a later token, count `token` from there."""
         ids = indices("blocks", blocks)
         place = _abi.CachePlace(
             _abi.number("layer", layer),
@@ -369,7 +369,7 @@ class Layout:
 
     @property
     def model(self) -> bytes:
-        """The hash of the model, 32 bytes; empty: not said."""
+        """The hash of the model, 32 bytes; empty if not given."""
         model = self._geometry().model
         return bytes(model[:_MODEL_BYTES]) if model else b""
 
@@ -383,7 +383,7 @@ class Layout:
 
     @property
     def first_layer(self) -> int:
-        """The model's number of the first layer that is here."""
+        """The number, in the model, of the first layer here."""
         return self._part()[0]
 
     @property
@@ -392,7 +392,7 @@ class Layout:
         return self._part()[1]
 
     def groups(self) -> list[LayerGroup]:
-        """Those of the layers that have block tables of their own, with the tokens in a block of each."""
+        """The groups of layers that have block tables of their own, with the tokens per block of each."""
         lib = self._library
         count = ctypes.c_uint32()
         lib.check(lib.layout_group_count(self._handle, ctypes.byref(count)))

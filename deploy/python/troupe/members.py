@@ -1,4 +1,4 @@
-"""Nodes that no file names: what they say of themselves, and how they are found by it."""
+"""Nodes that no file names: their announcements, and how they are found by them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _STATES = {1: "joining", 2: "up", 3: "suspect", 4: "down", 5: "leaving", 6: "gon
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a node that no file names says of itself, to join an open stage of the deployment (`Engine(join=...)`).
+    """How a node that no file names joins an open stage of the deployment (`Engine(join=...)`).
 
     Attributes:
-        stage: one that is `open` in the deployment.
+        stage: a stage that is `open` in the deployment.
         replica: the engine's own id, 1 to 64 of a-z 0-9 _ -; all its ranks say the same.
-        rank, ranks: within the replica, as the engine's layout says: of P parts of T tensor-parallel ranks each,
+        rank, ranks: within the replica, as in the engine's layout: of P parts of T tensor-parallel ranks each,
             tensor-parallel rank t of part p is p * T + t of P * T.
-        labels: at most 16, of 1 to 64 bytes, with values of at most 256: what the engine is known by outside of Troupe,
-            such as its id or the address of its HTTP server. Compared with nothing; `Cluster.find_label` looks for it.
+        labels: at most 16, of 1 to 64 bytes, with values of at most 256: identify the engine outside of Troupe, such as
+            its id or the address of its HTTP server. Used only by `Cluster.find_label`.
     """
 
     stage: str
@@ -35,16 +35,16 @@ class Announcement:
 
     @property
     def name(self) -> str:
-        """What the node is called: STAGE.REPLICA.RANK."""
+        """The node's name: STAGE.REPLICA.RANK."""
         return f"{self.stage}.{self.replica}.{self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of a cluster, as it was when it was asked for.
+    """A snapshot of a member of a cluster.
 
-    `state`: "joining", "up", "suspect", "down" or "leaving", and `reason` why it is in it. `queue_length`: requests
-    that wait or run in its engine, as it said last.
+    `state`: "joining", "up", "suspect", "down" or "leaving", and `reason` why. `queue_length`: requests that wait or
+    run in its engine, last reported.
     """
 
     node: NodeInfo
@@ -54,12 +54,12 @@ class Member:
 
 
 def state_of(number: int) -> str:
-    """A state of C in a word."""
+    """The name of a state number of C."""
     return _STATES.get(number, "unknown")
 
 
 def name_of(name: str | None, join: Announcement | None) -> str:
-    """What a node is called that is either named or joins."""
+    """The name of a node that is either named or joins."""
     if join is None:
         if name is None:
             raise ValueError("name a node of the deployment, or give join")
@@ -72,7 +72,7 @@ def name_of(name: str | None, join: Announcement | None) -> str:
 
 
 def announced(join: Announcement) -> _abi.CAnnouncement:
-    """An announcement for C. It references all that it points to."""
+    """An announcement for C, which keeps everything that it points to alive."""
     if not isinstance(join.labels, Mapping):
         raise TypeError(f"labels is a mapping of str to str, not {type(join.labels).__name__}")
     labels = [

@@ -1,4 +1,4 @@
-"""Memory of the engine, by whatever it is held in: torch and numpy are understood and never imported."""
+"""Memory of the engine in any container: torch and numpy objects are understood, but never imported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """A range of memory of this process: `address`, `size` in bytes, and what keeps it alive.
+    """A range of memory of this process: `address`, `size` in bytes, and the owner that keeps it alive.
 
     `owner` is referenced as long as this object is; an engine references its regions until it is closed. The address
-    may be of the host or of a GPU; `on_gpu` where what it is held in says that it is one of a GPU. Raises `ValueError`
-    for a null address or an empty range.
+    may be in host or GPU memory; `on_gpu` if the container says that it is a GPU's. Raises `ValueError` for a null
+    address or an empty range.
     """
 
     __slots__ = ("address", "on_gpu", "owner", "size")
@@ -42,7 +42,7 @@ class Memory:
         """The memory of `what`, in this order: a `Memory`; a torch storage (`data_ptr()` and `nbytes()`: all of it); a
         torch tensor, of the host or CUDA (`data_ptr()`, contiguous); an array with `__cuda_array_interface__`; one with
         the buffer protocol (`bytearray`, `mmap`, `array`, numpy); one with `__array_interface__`; one with
-        `__dlpack__`, of the host, CUDA or ROCm (nothing waits for what its streams still compute).
+        `__dlpack__`, of the host, CUDA or ROCm (pending work of its streams is not waited for).
 
         The bytes must be contiguous and, unless `writable` is False, not read-only: `ValueError` else. `TypeError` for
         anything that is none of these.
@@ -70,7 +70,7 @@ class Memory:
 
     @classmethod
     def _of_tensor(cls, tensor: Any) -> Memory:
-        on_gpu = bool(getattr(tensor, "is_cuda", False))  # of AMD's as well
+        on_gpu = bool(getattr(tensor, "is_cuda", False))  # also for AMD
         if callable(getattr(tensor, "nbytes", None)):  # a storage
             return cls(int(tensor.data_ptr()), int(tensor.nbytes()), tensor, on_gpu=on_gpu)
         if not tensor.is_contiguous():
@@ -89,7 +89,7 @@ class Memory:
             raise ValueError(f"the {type(what).__name__} is read-only; a cache is written to")
         if view.nbytes == 0:
             raise ValueError(f"the {type(what).__name__} is empty")
-        # The view is kept: a bytearray cannot be resized, nor a mapping closed, under the engine.
+        # The view is kept, so that a bytearray cannot be resized, nor a mapping closed, under the engine.
         if view.readonly:
             return cls(_address_of_readonly(view), view.nbytes, view)
         return cls(
@@ -152,7 +152,7 @@ class _Buffer(ctypes.Structure):
     ]
 
 
-# Functions of our own: those of ctypes.pythonapi are everybody's in the process, and so are their argument types.
+# Our own function objects: those of ctypes.pythonapi, with their argument types, are shared by the whole process.
 _get_buffer = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Buffer), ctypes.c_int)(
     ("PyObject_GetBuffer", ctypes.pythonapi)
 )

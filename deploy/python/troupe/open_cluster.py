@@ -1,4 +1,4 @@
-"""The cluster of engines that name none: engines and frontends of one user on one machine find each other by it."""
+"""The default cluster, by which engines and frontends of one user on one machine find each other."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NUMBERS = ("num_workers", "post_batch_size", "qp_per_transfer")
 #: The stage that every engine joins.
 STAGE = "engines"
 
-# The first of those that need a supervisor begins it, the others find it. An engine that computes on every core of a
-# machine that others share was seen to stand still for seconds; of one that is killed everybody hears at once.
+# The first process that needs a supervisor begins it, the others find it. The times are long, since an engine that
+# computes on every core of a shared machine was seen to stall for seconds; a killed one is noticed at once.
 _DEPLOYMENT = """\
 cluster: vllm
 supervisor: {{{supervisor}, heartbeat_timeout: 10s}}
@@ -35,10 +35,10 @@ def deployment_of(
     transport: Mapping[str, object] | None = None,
     source_lease: float = 30.0,
 ) -> str:
-    """The text of its deployment. `supervisor`: HOST:PORT of one that runs, which `called` names in a `ValueError`.
-    `mode`: read or write, which both ends of a transfer have in common. `transport`: keys of a stage's section of that
-    name, for the links of whoever starts with this text. `source_lease`: seconds that a cache is kept for nobody who
-    asks for it."""
+    """The text of the deployment. `supervisor`: HOST:PORT of a running one, called `called` in a `ValueError`. `mode`:
+    read or write, the same at both ends of a transfer. `transport`: keys of a stage's section of that name, for the
+    links of processes that start with this text. `source_lease`: seconds that a cache is kept without being asked
+    for."""
     section = f", transport: {json.dumps(dict(transport))}" if transport else ""
     return _DEPLOYMENT.format(
         stage=STAGE,
@@ -50,8 +50,8 @@ def deployment_of(
 
 
 def supervisor_section(address: str | None, called: str) -> str:
-    """Of a deployment's `supervisor`, where it is: `address` as HOST:PORT, which `called` names in a `ValueError`.
-    None: whoever needs one begins it on its machine."""
+    """The section `supervisor` of a deployment: `address` as HOST:PORT, called `called` in a `ValueError`. None: a
+    process that needs a supervisor begins it on its machine."""
     if address is None:
         return "port: 0, begin: true"
     host, _, port = address.rpartition(":")
@@ -62,8 +62,8 @@ def supervisor_section(address: str | None, called: str) -> str:
 
 
 def transport_section(said: Mapping[str, Any], backends: Iterable[str], called: str) -> dict[str, object]:
-    """Of a deployment's `transport`: what `said`, which `called` names in a `ValueError`, has of it. The deployment's
-    own check knows the bounds of numbers."""
+    """The section `transport` of a deployment, from the keys of `said`, which is called `called` in a `ValueError`. The
+    deployment's own check knows the bounds of numbers."""
     section: dict[str, object] = {}
     if "backend" in said:
         if said["backend"] not in backends:
@@ -78,7 +78,7 @@ def transport_section(said: Mapping[str, Any], backends: Iterable[str], called: 
 
 
 def check_texts(said: Mapping[str, Any], keys: Iterable[str], called: str) -> None:
-    """`ValueError`: one of `keys` of `said`, which `called` names, is there and is no text."""
+    """`ValueError` if one of `keys` is in `said`, which is called `called`, and is not a text."""
     for key in keys:
         if key in said and (not isinstance(said[key], str) or not said[key]):
             raise ValueError(f"{key!r} of {called} is {said[key]!r}; give a text")

@@ -1,4 +1,4 @@
-"""Where a request goes."""
+"""Placements of requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["NodeInfo", "Placement"]
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node of a placement, or one that was found: one rank.
+    """A node (one rank) of a placement or of a list of members.
 
-    Of a node of an open stage `replica_name` is the engine's own id, `fingerprint` that of its layout
-    (`Layout.fingerprint`; all 0: it has none), and `labels` what it is known by. Of a node that a file names: "", all
+    For a node of an open stage, `replica_name` is the engine's own id, `fingerprint` that of its layout
+    (`Layout.fingerprint`; all 0: no layout), and `labels` are those it announced. For a node that a file names: "", all
     0, and none.
     """
 
@@ -36,12 +36,12 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which nodes serve a request, as the supervisor said. A plain value: compare it, pickle it.
+    """The nodes that serve a request, chosen by the supervisor. A plain value: it can be compared and pickled.
 
     `mode` is "write" or "read". `supervisor_incarnation` and `epoch` are what a receive that follows the placement in
     another process gives as `placed_by` and `placed_at`. `attempt` counts from 1. `same_source`: the prefill replica is
     that of the attempt before, in the same life. `prefill` and `decode`: every rank of the chosen replicas, in order.
-    `fingerprint`: of the layout that both replicas have, where a stage is open; else all 0.
+    `fingerprint`: of the layout of both replicas, if a stage is open; else all 0.
     """
 
     request: str

@@ -1,7 +1,7 @@
-"""Where vLLM, vLLM-Omni and SGLang find Troupe: functions that load nothing before they are called.
+"""Entry points of vLLM, vLLM-Omni and SGLang: functions that load nothing before they are called.
 
-vLLM-Omni loads vLLM's plugins as well as its own, and comes with another release of vLLM than the connector for vLLM is
-for. Whoever lacks something says so in one line of the log.
+vLLM-Omni loads vLLM's plugins as well as its own, and comes with another release of vLLM than the connector for vLLM
+needs. A plugin that cannot be loaded logs one line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-// Which nodes a carried request goes on without, by what its calls and the membership say.
+// Which nodes a carried request avoids afterwards, judging by the errors of its calls and the
+// membership.
 
 #include "troupe/actors/client/request_blame.hpp"
 
@@ -51,7 +52,7 @@ TEST_F(blame, falls_on_whom_the_membership_shows_as_lost) {
   set(0, node_state::suspect);
   EXPECT_THAT(judge(seen, where, {{decode, "decode-0", answered, {errc::peer_lost, ""}}}).lost,
               ElementsAre("prefill-0"));
-  // A stop in good order, and a deadline that passed since nobody was there.
+  // A stop in good order, and a deadline that passed because no peer was there.
   for (const auto code : {errc::aborted, errc::deadline}) {
     EXPECT_THAT(judge(seen, where, {{decode, "decode-0", answered, {code, ""}}}).lost,
                 ElementsAre("prefill-0"));

@@ -1,5 +1,5 @@
-// Threads at the side of a request: where one more cannot be had, those that have ended are no reason to
-// end the process.
+// Threads at the side of a request: if another one cannot be started, those that have ended must
+// not end the process.
 
 #include <atomic>
 #include <chrono>
@@ -18,7 +18,7 @@ namespace {
 using troupe::actors::side_threads;
 using troupe::testing::comes_true;
 
-/// While it lives no thread can be made: none has room for such a stack.
+/// While it exists, no thread can be started: the default stack is too large for the address space.
 class no_more_threads {
  public:
   no_more_threads() {
@@ -45,7 +45,7 @@ TEST(side_threads_test, one_that_cannot_be_had_is_thrown_beside_those_that_have_
   std::atomic<int> ran{0};
   threads.run([&] { ++ran; });
   ASSERT_TRUE(comes_true([&] { return ran == 1; }));
-  std::this_thread::sleep_for(std::chrono::milliseconds{50});  // so that it has ended as a rule
+  std::this_thread::sleep_for(std::chrono::milliseconds{50});  // so that it has usually ended
   {
     const no_more_threads now;
     EXPECT_THROW(threads.run([&] { ++ran; }), std::system_error);

@@ -1,5 +1,5 @@
-// A supervisor that nobody starts: the notice that tells of it, and who begins one where there is none.
-// Processes are real, and so are locks; the command that is run is a double.
+// A supervisor that no operator starts: the notice that announces it, and which process begins one
+// if there is none. Processes and locks are real; the command that is run is a double.
 
 #include "troupe/actors/supervisor_begin.hpp"
 
@@ -64,7 +64,7 @@ config::deployment deployment_of(const std::string& supervisor,
   return parsed.value.value_or(config::deployment{});
 }
 
-/// A child that says a line once, and then stays until it is killed, or ends.
+/// A child process that writes the line returned by `body` and then sleeps until it is killed.
 class child {
  public:
   explicit child(const std::function<std::string()>& body) {
@@ -116,21 +116,21 @@ class begun_by_need : public ::testing::Test {
   }
   ~begun_by_need() override {
     for (const auto pid : begun()) {
-      if (!is_double(pid)) continue;  // it has ended, and the number may be another's by now
+      if (!is_double(pid)) continue;  // it has ended, and its pid may be reused by now
       ::kill(pid, SIGKILL);
       (void)comes_true([pid] { return !runs(pid); });
     }
   }
   void double_does(const std::string& how) { ::setenv("TROUPE_DOUBLE", how.c_str(), 1); }
   void open_gate() const { std::ofstream{gate} << "open"; }
-  /// Of all that were begun.
+  /// The pids of all doubles that were begun.
   [[nodiscard]] std::vector<pid_t> begun() const {
     std::vector<pid_t> all;
     std::ifstream list{folder.path() + "/begun"};
     for (pid_t pid = 0; list >> pid;) all.push_back(pid);
     return all;
   }
-  /// One that nobody has waited for runs no more.
+  /// Returns false for a zombie.
   static bool runs(pid_t pid) {
     std::ifstream in{"/proc/" + std::to_string(pid) + "/stat"};
     std::ostringstream text;
@@ -144,7 +144,7 @@ class begun_by_need : public ::testing::Test {
     const auto program = fs::read_symlink("/proc/" + std::to_string(pid) + "/exe", failed);
     return !failed && program.filename() == fs::path{SUPERVISOR_DOUBLE}.filename();
   }
-  /// What stands in the notice, or in another file.
+  /// The content of the notice, or of another file.
   [[nodiscard]] static std::string text_of(const std::string& file) {
     std::ostringstream text;
     text << std::ifstream{file}.rdbuf();
@@ -163,7 +163,7 @@ class begun_by_need : public ::testing::Test {
   void put(const std::string& text) const {
     std::ofstream{path, std::ios::binary | std::ios::trunc} << text;
   }
-  /// Once one has been begun.
+  /// Looks for a supervisor, and gives up once one has been begun.
   void look_and_give_up() const {
     std::stop_source over;
     std::jthread gives_up{[&] {
@@ -222,7 +222,7 @@ TEST_F(begun_by_need, a_supervisor_that_was_killed_is_nobodys_whatever_its_notic
   child supervisor{[this] {
     auto notice = supervisor_notice::claim(of);
     if (!notice || !(*notice)->publish("127.0.0.1", 7411, 1)) return std::string{"failed"};
-    (void)notice->release();  // it stays until the end of the process
+    (void)notice->release();  // held until the end of the process
     return std::string{"listens"};
   }};
   ASSERT_EQ(supervisor.line(), "listens");
@@ -236,7 +236,7 @@ TEST_F(begun_by_need, a_supervisor_that_was_killed_is_nobodys_whatever_its_notic
 }
 
 TEST_F(begun_by_need, whoever_looks_at_once_keeps_nobody_from_becoming_the_supervisor) {
-  ASSERT_TRUE(claim());  // the file is there
+  ASSERT_TRUE(claim());  // creates the file
   std::atomic<bool> over{false};
   std::vector<std::jthread> lookers;
   for (int i = 0; i < 4; ++i) {
@@ -248,7 +248,7 @@ TEST_F(begun_by_need, whoever_looks_at_once_keeps_nobody_from_becoming_the_super
   over = true;
 }
 
-/// Else a supervisor that has just taken it would look like one that has ended.
+/// Otherwise a supervisor that has just claimed the notice would look like one that has ended.
 TEST_F(begun_by_need, what_stands_in_a_notice_that_nobody_holds_is_of_one_that_has_ended) {
   ASSERT_TRUE(claim());
   std::atomic<std::uint64_t> ended{0};
@@ -308,7 +308,7 @@ TEST_F(begun_by_need,
     }
   }
   EXPECT_TRUE(begun().empty());
-  // What is not known is no reason.
+  // An unknown machine or network is not an error.
   put(where + "\"boot_id\":\"\",\"network_namespace\":0}");
   EXPECT_TRUE(find_supervisor(of));
   put(others.front());
@@ -457,7 +457,7 @@ TEST_F(begun_by_need, a_lock_that_was_given_up_is_not_kept_by_a_child_that_was_f
   EXPECT_TRUE(*again);
 }
 
-// -- who begins one
+// -- which process begins one
 
 TEST_F(begun_by_need, where_none_lives_one_is_begun_with_the_deployment_as_it_was_given) {
   const auto found = find_or_begin_supervisor(of, wait_limit);
@@ -682,7 +682,7 @@ TEST_F(begun_by_need, without_a_command_it_says_where_one_was_looked_for) {
   EXPECT_EQ(*found, there);
 }
 
-// -- where it is
+// -- where the supervisor is
 
 TEST_F(begun_by_need, a_supervisor_of_another_host_is_where_the_deployment_says) {
   const std::string tls = "{mode: tls, secret: /s, certificate: /c, key: /k, ca: /a}";
@@ -793,7 +793,7 @@ TEST_F(begun_by_need, a_search_tells_again_what_could_not_be_told_for_want_of_me
   const auto never =
       in_vain.begin(terms, [](const result<found_supervisor>&) { throw std::bad_alloc{}; });
   ASSERT_TRUE(never && *never);
-  in_vain.stop();  // for all that
+  in_vain.stop();  // returns although the callback always throws
 }
 
 }  // namespace

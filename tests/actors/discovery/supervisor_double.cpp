@@ -1,7 +1,8 @@
-/// Stands in for the `troupe` command where a supervisor is begun: detaches itself, and says in the notice
-/// that it listens, or does whatever else TROUPE_DOUBLE says. It adds its number to the file
-/// TROUPE_DOUBLE_LIST once it is detached, before that too where it takes its time; and ends after two minutes
-/// where nobody ends it. What takes its time goes on once the file TROUPE_DOUBLE_GATE is there.
+/// Stands in for the `troupe` command when a supervisor is begun: detaches itself and publishes a
+/// notice that it listens, or does what TROUPE_DOUBLE says. It appends its pid to the file
+/// TROUPE_DOUBLE_LIST once it is detached, and before that as well if it takes its time. It ends
+/// after two minutes if nothing ends it earlier. If it takes its time, it continues once the file
+/// TROUPE_DOUBLE_GATE exists.
 
 #include <cstdint>
 #include <cstdlib>
@@ -78,7 +79,7 @@ int main(int argc, char** argv) {
   }
   if (::fork() != 0) ::_exit(0);
   ::setsid();
-  ::alarm(120);  // which the parent's is not
+  ::alarm(120);  // alarms are not inherited
   add_to_list();
   return be_the_supervisor(given[2], how);
 }

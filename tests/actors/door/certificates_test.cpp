@@ -1,4 +1,4 @@
-// The files of mode tls: what `troupe certs` makes is what a door takes.
+// The files of mode tls: a door accepts what `troupe certs` makes.
 #include <algorithm>
 #include <csignal>
 
@@ -173,7 +173,7 @@ TEST(certificates, what_lies_where_a_renewed_one_is_written_is_not_written_throu
   EXPECT_FALSE(std::filesystem::is_symlink(folder + "/node.key"));
 }
 
-/// While it lives no file of this process becomes larger: as on a disk that is full.
+/// While it exists, no file of this process may grow beyond `bytes`, as on a full disk.
 class small_disk {
  public:
   explicit small_disk(std::size_t bytes) : heeded_{std::signal(SIGXFSZ, SIG_IGN)} {
@@ -194,7 +194,7 @@ class small_disk {
   rlimit before_{};
 };
 
-/// A limit that an authority's files keep within, and the certificate of a node exceeds.
+/// A file size limit that an authority's files keep and the certificate of a node exceeds.
 std::size_t between_authority_and_node() {
   const auto authority = authority_of("kv");
   const auto node = node_of(authority, "kv");

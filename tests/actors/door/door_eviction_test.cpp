@@ -1,4 +1,4 @@
-// Who goes when there are too many strangers at a door, and who is remembered.
+// Which stranger is evicted when a door has too many, and which offenders are remembered.
 #include "troupe/actors/door/door_eviction.hpp"
 
 #include <chrono>

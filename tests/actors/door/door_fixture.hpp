@@ -42,7 +42,7 @@ using troupe::testing::end_of_wait;
 using troupe::testing::resident_bytes;
 using troupe::testing::wait_limit;
 
-/// Files in a folder that is gone after the test.
+/// A scratch folder, removed at the end of the test.
 class scratch {
  public:
   [[nodiscard]] std::string path(const std::string& name) const {
@@ -59,7 +59,7 @@ class scratch {
   troupe::testing::scratch_folder folder_{"door"};
 };
 
-/// What a door admits and says, for the thread of a test.
+/// A door under test. Collects the connections it admits and the notices it gives.
 class listening_door {
  public:
   explicit listening_door(door_options options = {}) {
@@ -84,7 +84,7 @@ class listening_door {
     if (bound) port = *bound;
   }
 
-  /// The next connection that proved itself; none when none came.
+  /// The next admitted connection. Empty if none comes in time.
   owned_fd admitted() {
     owned_fd first;
     (void)comes_true([&] {
@@ -96,7 +96,7 @@ class listening_door {
     });
     return first;
   }
-  /// Whether one more is let in, though none should be. Waits a moment for it.
+  /// Waits a moment. Returns whether one more connection was admitted.
   bool admits_another() {
     std::this_thread::sleep_for(100ms);
     const std::lock_guard lock{mutex_};
@@ -127,10 +127,10 @@ class listening_door {
   std::vector<owned_fd> admitted_;
 
  public:
-  std::unique_ptr<door> it;  // ends first: its thread uses what stands above
+  std::unique_ptr<door> it;  // declared last: its thread uses the members above
 };
 
-/// Connects and waits for the end of that, which comes at the deadline at the latest.
+/// Connects and waits for the outcome, which comes at the deadline at the latest.
 inline result<owned_fd> connect_from(door& from, std::uint16_t port,
                                      const std::string& host = "127.0.0.1",
                                      std::chrono::milliseconds deadline = wait_limit) {
@@ -156,7 +156,7 @@ inline bool connect_raw(const owned_fd& fd, std::uint16_t port) {
   return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0;
 }
 
-/// A socket that says what it is told to, straight to a port.
+/// A raw TCP connection to the port, without the door's handshake.
 inline owned_fd dial_raw(std::uint16_t port) {
   owned_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   return connect_raw(fd, port) ? std::move(fd) : owned_fd{};
@@ -167,7 +167,7 @@ inline bool readable(int fd, std::chrono::milliseconds limit = wait_limit) {
   return ::poll(&what, 1, static_cast<int>(limit.count())) > 0;
 }
 
-/// Reads so many bytes; fewer when it ends, or says nothing more.
+/// Reads `size` bytes. Returns fewer if the connection ends or falls silent.
 inline std::string read_exactly(int fd, std::size_t size) {
   std::string text(size, '\0');
   std::size_t got = 0;
@@ -180,7 +180,7 @@ inline std::string read_exactly(int fd, std::size_t size) {
   return text;
 }
 
-/// Whether the other end closes; what it says before is read and dropped.
+/// Whether the other end closes the connection. Bytes that arrive before that are dropped.
 inline bool hangs_up(int fd) {
   char piece[4096];
   const auto is_closed = [&] {
@@ -208,14 +208,14 @@ inline void send_all(int fd, const std::string& text) {
   }
 }
 
-/// Whether bytes go both ways between two ends.
+/// Whether bytes arrive in both directions between two ends.
 inline bool talk(int one, int other) {
   send_all(one, "there");
   send_all(other, "and back");
   return read_exactly(other, 5) == "there" && read_exactly(one, 8) == "and back";
 }
 
-/// What the process has used of its cores.
+/// CPU time that this process has used.
 inline std::chrono::microseconds cpu_time() {
   rusage used{};
   ::getrusage(RUSAGE_SELF, &used);
@@ -223,7 +223,7 @@ inline std::chrono::microseconds cpu_time() {
          std::chrono::microseconds{used.ru_utime.tv_usec + used.ru_stime.tv_usec};
 }
 
-/// How much of a core the process keeps busy while this thread waits: 1 is all of one.
+/// The share of one core that the process uses while this thread sleeps (1 is a whole core).
 inline double busy_for(std::chrono::milliseconds time) {
   const auto began = clock::now();
   const auto used = cpu_time();

@@ -1,5 +1,5 @@
-// The handshake at the door, byte by byte: what was cut, changed, replayed or sent back convinces
-// nobody, and a stranger learns nothing from it.
+// The handshake at the door, byte by byte: a message that is cut, changed, replayed or reflected
+// convinces no side, and a stranger learns nothing from it.
 #include "troupe/actors/door/door_handshake.hpp"
 
 #include <algorithm>
@@ -126,7 +126,7 @@ TEST(door_handshake, a_server_accepts_each_of_its_secrets_and_answers_with_the_c
     EXPECT_EQ(client.where(), state::proven);
     EXPECT_EQ(server.where(), state::proven);
   }
-  // A client shows its first one.
+  // A client sends the first of its keys.
   auto client = end(role::client, {other, ours});
   auto server = end(role::server, {ours});
   (void)converse(client, server);
@@ -163,7 +163,7 @@ TEST(door_handshake, one_that_was_dialled_at_another_port_is_refused_but_in_mode
       EXPECT_EQ(client.why().code, errc::unauthorized);
       EXPECT_NE(client.why().message.find("use the same port at both ends"), std::string::npos);
     }
-    // Nor does one know of itself that it listens nowhere.
+    // A client with port 0 (listening nowhere) is refused even by a server that listens nowhere.
     auto client = end(role::client, {ours}, how, 0);
     auto server = end(role::server, {ours}, how, 0);
     server.take(all_of(client));
@@ -197,7 +197,7 @@ TEST(door_handshake, another_version_is_refused_after_its_head_whatever_comes_be
   EXPECT_EQ(server.why().code, errc::version_mismatch);
   const auto refusal = all_of(server);
   EXPECT_EQ(refusal.size(), 16u);
-  // And what a client of another version makes of such a refusal.
+  // A client of another version understands such a refusal.
   auto changed = refusal;
   changed[8] = std::byte{2};
   client.take(changed);
@@ -225,7 +225,7 @@ TEST(door_handshake, every_flipped_bit_of_every_message_ends_it_at_both_ends) {
       }
       ASSERT_TRUE(changed);
       EXPECT_NE(client.where(), state::proven) << "message " << message << " bit " << bit;
-      // The verdict is the client's affair: the server has seen a right proof.
+      // The verdict is checked by the client: the server has seen a valid proof.
       EXPECT_TRUE(message == 3 || server.where() != state::proven)
           << "message " << message << " bit " << bit;
     }
@@ -273,7 +273,7 @@ TEST(door_handshake, what_was_recorded_opens_no_other_connection) {
 }
 
 TEST(door_handshake, what_an_end_said_itself_convinces_it_of_nothing) {
-  // A peer that echoes: with both nonces the same, only the role tells the proofs apart.
+  // A peer that echoes: with equal nonces, only the role tells the proofs apart.
   auto echoed = end(role::client);
   echoed.take(all_of(echoed));
   EXPECT_EQ(echoed.where(), state::refused) << "a challenge names no port";

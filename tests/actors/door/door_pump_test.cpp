@@ -1,4 +1,4 @@
-// What goes through an encrypted connection arrives whole, in bounded memory, and its end is seen.
+// Bytes through an encrypted connection arrive complete, in bounded memory, and its end is seen.
 #include <csignal>
 
 #include <sys/ioctl.h>
@@ -13,13 +13,13 @@ using namespace testing;
 
 constexpr std::size_t mib = 1u << 20;
 
-/// The byte at a place of a stream that never repeats in step with any buffer.
+/// The byte at that place of a stream whose period matches no buffer size.
 char byte_at(std::size_t place) {
   const auto mixed = (place ^ (place >> 11)) * 0x9E3779B97F4A7C15ull;
   return static_cast<char>(mixed >> 56);
 }
 
-/// Sends so much of the stream and says that nothing more comes.
+/// Sends `size` bytes of the stream and shuts down the sending direction.
 void send_stream(int fd, std::size_t size) {
   std::string piece;
   for (std::size_t at = 0; at < size; at += piece.size()) {
@@ -30,7 +30,7 @@ void send_stream(int fd, std::size_t size) {
   ::shutdown(fd, SHUT_WR);
 }
 
-/// Reads to the end; how much was right.
+/// Reads to the end. Returns the number of correct bytes.
 std::size_t read_stream(int fd) {
   std::string piece(65'536, '\0');
   std::size_t at = 0;
@@ -56,7 +56,7 @@ TEST(door_pump, carries_64_mib_both_ways_at_once) {
   for (auto* thread : {&one, &other, &third}) thread->join();
   EXPECT_EQ(got_there, size);
   EXPECT_EQ(got_here, size);
-  // Both have said that nothing more comes, and all arrived: it is over.
+  // Both sides have shut down and all bytes have arrived, so the connection ends.
   EXPECT_TRUE(comes_true([&] { return both.at.it->count().pumped == 0; }));
   EXPECT_TRUE(comes_true([&] { return both.from.it->count().pumped == 0; }));
 }
@@ -64,7 +64,7 @@ TEST(door_pump, carries_64_mib_both_ways_at_once) {
 TEST(door_pump, a_peer_that_does_not_read_stops_the_sender_and_costs_little_memory) {
   encrypted_pair both;
   const auto memory = resident_bytes();
-  // Until nothing has gone for half a second.
+  // Send until no byte has been accepted for half a second.
   std::string piece(65'536, '\0');
   std::size_t sent = 0;
   auto last = clock::now();
@@ -83,7 +83,7 @@ TEST(door_pump, a_peer_that_does_not_read_stops_the_sender_and_costs_little_memo
     EXPECT_LT(resident_bytes(), memory + 4 * mib);
   }
   EXPECT_LT(busy_for(500ms), 0.5) << "who waits does not spin";
-  // The other way is not held up, and all of it arrives in the end.
+  // The other direction is not held up, and all bytes arrive in the end.
   send_all(both.there.get(), "back");
   EXPECT_EQ(read_exactly(both.here.get(), 4), "back");
   ::shutdown(both.here.get(), SHUT_WR);
@@ -113,7 +113,7 @@ TEST(door_pump, what_was_said_before_closing_arrives) {
 TEST(door_pump, what_was_said_last_arrives_although_the_peer_was_still_talking) {
   for (int round = 0; round < 10; ++round) {
     encrypted_pair both;
-    // Nobody reads at `here`: its connection has bytes unread when it is closed.
+    // Nothing is read at `here`, so its connection has unread bytes when it is closed.
     std::thread talks{[&] { send_stream(both.there.get(), 8 * mib); }};
     std::this_thread::sleep_for(30ms);
     send_all(both.here.get(), std::string(200'000, 'x'));
@@ -128,7 +128,7 @@ TEST(door_pump, an_end_that_is_closed_by_half_is_given_up_when_nothing_comes) {
   encrypted_pair both;
   ::shutdown(both.here.get(), SHUT_WR);
   EXPECT_TRUE(hangs_up(both.there.get()));
-  for (int i = 0; i < 6; ++i) {  // longer than it would be given without a word
+  for (int i = 0; i < 6; ++i) {  // for longer than a silent connection would be kept
     std::this_thread::sleep_for(1s);
     send_all(both.there.get(), "word");
     EXPECT_EQ(read_exactly(both.here.get(), 4), "word");
@@ -137,11 +137,11 @@ TEST(door_pump, an_end_that_is_closed_by_half_is_given_up_when_nothing_comes) {
   EXPECT_TRUE(comes_true([&] { return both.from.it->count().pumped == 0; }));
 }
 
-/// Has a connection reset while bytes wait at the door. Nothing came of it when it took longer than the
-/// door keeps them for who reads, a quarter of a second.
+/// Resets a connection while bytes wait at the door. Returns false if the attempt proves nothing
+/// because it took longer than the quarter of a second for which the door keeps bytes for a reader.
 bool handed_over_after_a_reset() {
   encrypted_pair both;
-  // Both ways are full, so that bytes wait at every place, and the end of one door is a reset.
+  // Fill both directions, so that bytes wait at every stage and one door ends with a reset.
   const std::string piece(65'536, 'x');
   for (int i = 0; i < 400; ++i) {
     (void)::send(both.here.get(), piece.data(), piece.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -175,7 +175,8 @@ TEST(door_pump, a_door_that_goes_ends_its_connections_at_once) {
   both.at.it.reset();
   EXPECT_TRUE(hangs_up(both.here.get()));
   EXPECT_TRUE(hangs_up(both.there.get()));
-  // It broke them: after a word of the end, the other door would wait for what `here` says.
+  // The door broke the connections. After an orderly end, the other door would wait for data from
+  // `here`.
   EXPECT_TRUE(comes_true([&] { return both.from.it->count().pumped == 0; }));
 }
 
@@ -214,7 +215,7 @@ TEST(door_pump, a_killed_process_is_seen_at_once_whatever_stands_in_the_way) {
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
     if (reset) {
-      // The kernel resets the connection: that is seen although there is no room to read it.
+      // The kernel resets the connection, which is noticed although there is no room to read.
       EXPECT_TRUE(comes_true([&] { return at.it->count().pumped == 0; }));
     }
     EXPECT_TRUE(hangs_up(there.get()));

@@ -1,4 +1,4 @@
-// Where a door listens, and from where its strangers come.
+// Where a door listens, and how strangers' addresses are grouped.
 #include "troupe/actors/door/door_sockets.hpp"
 
 #include <array>
@@ -47,7 +47,7 @@ TEST(door_sockets, a_name_that_is_a_loopback_address_is_spoken_of_and_what_says_
   }
 }
 
-/// A name of this machine that is a loopback address there.
+/// A name of this machine that resolves to a loopback address there.
 std::optional<std::string> loopback_name() {
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) != 0) return {};

@@ -1,4 +1,4 @@
-// The door and those who have no business there: nothing of theirs is admitted, and they cost nothing.
+// The door and strangers: none of their connections is admitted, and they cost nothing.
 #include <algorithm>
 #include <deque>
 #include <iostream>
@@ -20,7 +20,7 @@ door_options patient_for(std::chrono::milliseconds time, std::uint32_t strangers
   return options;
 }
 
-/// What nobody is cut for in its test.
+/// A patience that no connection reaches in its test.
 constexpr auto for_ever = 1h;
 
 std::unique_ptr<door> friend_of() {
@@ -41,7 +41,7 @@ TEST(door_strangers, who_says_nothing_is_gone_after_patience_and_not_before) {
   EXPECT_TRUE(hangs_up(fd.get()));
   EXPECT_GE(clock::now() - began, 390ms);
   EXPECT_TRUE(comes_true([&] { return at.it->count().strangers == 0; }));
-  // Counted when it has been closed.
+  // Counted after the close.
   EXPECT_TRUE(comes_true([&] { return at.it->count().refused == 1; }));
   EXPECT_TRUE(at.noticed("said nothing in time"));
 }
@@ -97,7 +97,7 @@ TEST(door_strangers, two_hundred_silent_ones_cost_no_cpu) {
   EXPECT_LT(busy_for(1s), 0.1);
 }
 
-/// What was able to crash, hijack or fill a node whose port CAF itself listened at.
+/// Byte sequences that could crash, hijack or fill a node whose port CAF itself listened at.
 std::vector<std::pair<std::string, std::string>> attacks() {
   const std::string header_start{"\0\0\0\0\0\0\0\0", 8};
   std::string nested;
@@ -183,7 +183,7 @@ TEST(door_strangers, a_host_that_sends_many_displaces_its_own) {
   EXPECT_FALSE(readable(talks.get(), 0ms)) << "it has said something";
 }
 
-/// A client by hand, so that a test says when it answers.
+/// A client driven by hand: the test decides when it answers.
 class slow_client {
  public:
   explicit slow_client(std::uint16_t port)
@@ -287,7 +287,7 @@ TEST(door_strangers, an_answer_that_has_arrived_is_read_before_its_sender_is_dis
   EXPECT_TRUE(comes_true([&] { return admitted == 2; }));
 }
 
-/// Says HELLO from an address, again and again, and no more than that.
+/// Sends HELLO from an address again and again, and nothing more.
 class hello_flood {
  public:
   hello_flood(std::uint16_t port, in_addr_t from, int each_second)
@@ -314,14 +314,14 @@ class hello_flood {
   }
 
   std::atomic<int> said{0};
-  std::atomic<double> fastest{0};  ///< in a second, of a thousand in a row
+  std::atomic<double> fastest{0};  ///< rate per second, over a thousand hellos in a row
 
  private:
   static owned_fd hello(std::uint16_t port, in_addr_t from) {
     owned_fd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     const int on = 1;
     ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
-    const linger none{1, 0};  // no port is left waiting
+    const linger none{1, 0};  // leave no port in TIME_WAIT
     ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
     sockaddr_in here{};
     here.sin_family = AF_INET;
@@ -344,7 +344,7 @@ TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_o
   const auto began = clock::now();
   hello_flood flood{at.port, INADDR_LOOPBACK + 1, rate};
   ASSERT_TRUE(comes_true([&] { return at.it->count().refused > 0; })) << "the door is full";
-  // Until a thousand hellos in a row have come as fast as that, beside newcomers.
+  // Connect newcomers until the flood has sent a thousand hellos in a row at the full rate.
   int newcomers = 0, late = 0, meanwhile = 0;
   const auto until = end_of_wait();
   while (newcomers < all || (flood.fastest < rate && clock::now() < until)) {
@@ -363,7 +363,8 @@ TEST(door_strangers, ten_thousand_hellos_a_second_of_one_address_keep_no_other_o
             << " a second where they were fastest; the flood said " << meanwhile
             << " hellos at most between a newcomer's call and its entry" << std::endl;
   EXPECT_GE(flood.fastest, rate) << "this was no such flood";
-  // Who had no processor for a second was not kept out by the door. Instrumented, beside other tests, more have none.
+  // A newcomer that got no processor for a second was not kept out by the door. Instrumented builds
+  // beside other tests have more of them.
   EXPECT_LE(late, newcomers / (troupe::testing::sanitized ? 10 : 100))
       << "waited for a second of such a flood";
   EXPECT_EQ(at.it->count().admitted, static_cast<unsigned>(newcomers));

@@ -1,4 +1,4 @@
-// The door between nodes that know each other, and those that nearly do: modes open and secret.
+// The door between nodes that share credentials and nodes that nearly do: modes open and secret.
 #include <algorithm>
 #include <stdexcept>
 
@@ -52,7 +52,7 @@ TEST(door, connects_nodes_without_secret_and_carries_what_they_say) {
 
 TEST(door, connects_nodes_that_have_one_secret) {
   const scratch files;
-  // Blanks around it, as editors leave them, do not count.
+  // Surrounding blanks, as editors leave them, are ignored.
   listening_door at{with_secret(files.write("a", "  " + one_secret + " \r\n\n"))};
   const auto from = dialler(with_secret(files.write("b", one_secret)));
   const auto here = connect_from(*from, at.port);
@@ -117,7 +117,7 @@ TEST(door, does_not_open_with_a_secret_that_is_none) {
   EXPECT_NE(refusal("/dev/null").find("no plain file"), std::string::npos);
 }
 
-/// What is said of a file to a process that runs as another user than the tests.
+/// The error about a file in a process that runs as another user than the tests.
 std::string said_to_another_user(const std::string& path) {
   int ends[2]{-1, -1};
   EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -179,7 +179,8 @@ TEST(door, takes_a_new_secret_over_while_it_is_open) {
   ASSERT_TRUE(before);
   const auto there = at.admitted();
 
-  // The order that keeps all connected: append everywhere, put it first everywhere, take out.
+  // The rotation order that keeps all connected: append everywhere, put it first everywhere, remove
+  // the old one.
   files.write("a", one_secret + "\n" + another_secret);
   EXPECT_TRUE(comes_true([&] { return at.renewed == 1; }));
   EXPECT_TRUE(connect_from(*from, at.port));
@@ -189,7 +190,7 @@ TEST(door, takes_a_new_secret_over_while_it_is_open) {
   EXPECT_TRUE(connect_from(*from, at.port));
   EXPECT_TRUE(at.admitted());
 
-  // A file that does not fit: the old one stays, and one sentence says so.
+  // An invalid file: the old secret stays in force, and one sentence reports it.
   files.write("a", "short");
   std::this_thread::sleep_for(1100ms);
   for (int i = 0; i < 4; ++i) {
@@ -256,7 +257,7 @@ TEST(door, a_secret_cannot_be_passed_on_by_who_listens_at_another_port) {
   const scratch files;
   listening_door at{with_secret(files.write("a", one_secret))};
   const auto from = dialler(with_secret(files.path("a")));
-  // Takes what it is told to the node, and back.
+  // A relay that forwards bytes to the node and back.
   const owned_fd ear{*transport::tcp::listen_on("127.0.0.1", 0)};
   std::thread between{[&] {
     if (!readable(ear.get())) return;
@@ -290,7 +291,7 @@ TEST(door_resolver, ends_at_once_while_a_lookup_is_stuck_and_answers_nobody_then
     return result<std::vector<socket_address>>{std::vector<socket_address>{}};
   };
   std::atomic<bool> answered{false};
-  auto token = std::make_shared<int>(0);  // goes with the question
+  auto token = std::make_shared<int>(0);  // released with the query
   std::weak_ptr<int> question = token;
   {
     door_resolver resolver{lookup};
@@ -335,7 +336,7 @@ TEST(door, says_why_it_cannot_connect) {
               unknown.error().code == errc::deadline);
 }
 
-/// A listener that is no door: takes one connection, says something, and perhaps hangs up.
+/// A listener that is not a door: takes one connection, sends some bytes, and may hang up.
 class other_server {
  public:
   explicit other_server(std::string says, bool hang_up)
@@ -381,7 +382,7 @@ TEST(door, tells_other_servers_from_nodes_of_its_cluster) {
 }
 
 TEST(door, looks_names_up_and_tries_each_address) {
-  listening_door at;  // on 127.0.0.1 only; localhost may be ::1 first
+  listening_door at;  // listens on 127.0.0.1 only; localhost may resolve to ::1 first
   const auto from = dialler();
   const auto here = connect_from(*from, at.port, "localhost");
   ASSERT_TRUE(here) << to_string(here.error());
@@ -436,7 +437,7 @@ TEST(door, serves_several_ports_and_calls_from_its_own_thread) {
   });
   ASSERT_TRUE(other);
   std::promise<errc> closed;
-  // From within a callback: another connect, and the closing of a port.
+  // From within a callback: make another connection, and close a port.
   at.it->connect("127.0.0.1", at.port, end_of_wait(), [&](result<door_socket> how) {
     ASSERT_TRUE(how);
     ::close(*how);

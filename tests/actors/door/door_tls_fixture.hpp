@@ -6,7 +6,7 @@
 
 namespace troupe::actors::testing {
 
-/// A certificate that is good from an hour ago on.
+/// A certificate lifetime that began an hour ago.
 inline certificate_life lasting(std::chrono::seconds time) {
   const auto now = std::chrono::system_clock::now();
   return {now - 1h, now + time};
@@ -70,7 +70,7 @@ class encrypted_pair {
   certificate_pair authority;
   node_files files;
   listening_door at, from;
-  owned_fd here, there;  ///< of who dialled, and of who was dialled
+  owned_fd here, there;  ///< the ends of the dialling and of the accepting side
 };
 
 }  // namespace troupe::actors::testing

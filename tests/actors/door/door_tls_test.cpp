@@ -1,4 +1,4 @@
-// Mode tls: who is let in with which certificate, and what is said to who is not.
+// Mode tls: which certificates are admitted, and what the others are told.
 #include <openssl/ssl.h>
 
 #include "troupe/actors/door/door_handshake.hpp"
@@ -34,7 +34,7 @@ TEST(door_tls, connects_nodes_of_one_cluster_and_hands_out_their_plain_ends) {
   EXPECT_TRUE(comes_true([&] { return both.from.it->count().pumped == 0; }));
 }
 
-/// Each dials the other; both are refused, and both say why.
+/// Each dials the other. Both are refused, and both report why.
 void refuse_each_other(const node_files& a, const node_files& b, const std::string& why) {
   listening_door at_a{a.options()};
   listening_door at_b{b.options()};
@@ -48,7 +48,7 @@ void refuse_each_other(const node_files& a, const node_files& b, const std::stri
     EXPECT_FALSE(to->admits_another());
     const auto said = to->notices();
     ASSERT_FALSE(said.empty());
-    // One of the two ends judged first; it knows the reason.
+    // The end that judged first knows the reason.
     EXPECT_TRUE(tried.error().message.find(why) != std::string::npos ||
                 said.back().find(why) != std::string::npos)
         << tried.error().message << "\n"
@@ -178,12 +178,12 @@ TEST(door_tls, does_not_open_with_credentials_that_no_peer_would_take) {
   says(refusal(), "not for cluster `test`");
   files.write(authority.certificate, node_of(other, "test"));
   says(refusal(), "not accepted by the authorities of");
-  // A name that only begins like ours.
+  // A cluster name of which ours is only a prefix.
   files.write(authority.certificate, node_of(authority, "test2"));
   says(refusal(), "not for cluster `test`");
 }
 
-/// Has shown the cluster's secret, so that TLS would be next; none when the door hung up.
+/// Proves the cluster's secret, so that TLS comes next. Empty if the door hung up.
 owned_fd shows_the_secret(std::uint16_t port) {
   auto fd = dial_raw(port);
   door_nonce nonce{};
@@ -205,7 +205,8 @@ owned_fd shows_the_secret(std::uint16_t port) {
   return fd;
 }
 
-/// What a program does that has the cluster's secret and speaks TLS as it likes.
+/// A client that has the cluster's secret and speaks any TLS version. Returns how the door treats
+/// it.
 std::string speaks_tls(std::uint16_t port, int version) {
   const auto fd = shows_the_secret(port);
   if (!fd) return "hung up";
@@ -232,7 +233,7 @@ TEST(door_tls, a_certificate_is_replaced_while_connections_are_there) {
   encrypted_pair both;
   const auto& files = both.files;
   const auto renewed = node_of(both.authority, "test");
-  // Half of it first, as one who reads in the middle sees it: nothing is said of it.
+  // First only half of the new pair, as a reader in the middle of a renewal sees it: not reported.
   files.files().write("key", renewed.key);
   std::this_thread::sleep_for(1100ms);
   EXPECT_TRUE(connect_from(*both.from.it, both.at.port));
@@ -249,7 +250,7 @@ TEST(door_tls, a_certificate_is_replaced_while_connections_are_there) {
   EXPECT_EQ(both.from.renewed, 1);
   EXPECT_TRUE(both.at.alarms().empty());
 
-  // Another authority, in the order that keeps all connected.
+  // Another authority, in the rotation order that keeps all connected.
   const auto next = authority_of("test");
   const auto both_authorities = both.authority.certificate + next.certificate;
   files.write(both_authorities, renewed);
@@ -265,7 +266,7 @@ TEST(door_tls, a_certificate_is_replaced_while_connections_are_there) {
   EXPECT_GE(both.at.renewed, 4);
   EXPECT_TRUE(both.at.alarms().empty());
 
-  // Files that are gone leave what there was in force, and are spoken of once.
+  // Deleted files leave the old credentials in force and are reported once.
   ::unlink(files.files().path("certificate").c_str());
   for (int i = 0; i < 4; ++i) {
     std::this_thread::sleep_for(1100ms);
@@ -312,7 +313,7 @@ TEST(door_tls, an_end_that_is_near_is_told_of_although_nobody_connects) {
   EXPECT_EQ(told.size(), 1u);
 }
 
-/// The first thing that a door says of its own accord.
+/// The first notice of a door.
 std::string first_notice(const node_files& files) {
   listening_door at{files.options()};
   EXPECT_TRUE(comes_true([&] { return !at.notices().empty(); }));
@@ -323,7 +324,8 @@ std::string first_notice(const node_files& files) {
 TEST(door_tls, the_end_of_an_authority_is_told_of_as_such) {
   const auto brief = make_authority("test", lasting(47h + 30min));
   ASSERT_TRUE(brief);
-  // Cut to its authority's life, so that both end together, as `certs renew` makes them.
+  // The certificate is cut to its authority's life, so both end together, as `certs renew` makes
+  // them.
   const node_files cut{*brief, node_of(*brief, "test", 24h * 365)};
   auto told = first_notice(cut);
   EXPECT_NE(told.find("an authority of " + cut.files().path("ca") + " expires in 47 hours"),
@@ -332,7 +334,7 @@ TEST(door_tls, the_end_of_an_authority_is_told_of_as_such) {
   EXPECT_NE(told.find("append a new one to security.ca on every host"), std::string::npos) << told;
   EXPECT_EQ(told.find("certs renew"), std::string::npos) << told;
 
-  // The certificate's own end comes first.
+  // The certificate itself expires first.
   const node_files briefer{*brief, node_of(*brief, "test", 23h + 30min)};
   told = first_notice(briefer);
   EXPECT_NE(told.find("the certificate " + briefer.files().path("certificate") +
@@ -340,7 +342,8 @@ TEST(door_tls, the_end_of_an_authority_is_told_of_as_such) {
             std::string::npos)
       << told;
 
-  // One that did not sign ours may end: that is how authorities are changed.
+  // An authority that did not sign our certificate may expire: that is how authorities are
+  // replaced.
   const auto lasts = make_authority("test", lasting(24h * 365));
   ASSERT_TRUE(lasts);
   const node_files changed{*lasts, node_of(*lasts, "test", 24h * 30)};

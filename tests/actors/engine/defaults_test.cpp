@@ -11,7 +11,7 @@
 namespace troupe::testing {
 namespace {
 
-/// The only stage of a file that says this of its transport, each line with its indentation.
+/// The only stage of a file with this `transport` section, each of whose lines is indented.
 config::transport_config stage_with(const std::string& transport) {
   const auto file = config::parse(
       "cluster: demo\nstages:\n  - name: decode\n    role: decode\n    engine: external\n"

@@ -1,5 +1,5 @@
-// What an engine may ask of its node without an end in sight: each thing that it starts ends once,
-// and nothing piles up for what has ended or is not listened to.
+// Bounds on what an engine may start at its node: each operation ends once, and nothing accumulates
+// for operations that have ended or whose events are not taken.
 
 #include <atomic>
 #include <map>
@@ -40,7 +40,7 @@ class bounds : public ::testing::Test {
   cluster c;
   std::unique_ptr<engine> node;
   std::unique_ptr<listener> events;
-  std::vector<block_id> blocks;  ///< one
+  std::vector<block_id> blocks;  ///< a single block
 
   void start(const std::string& name, const config::deployment& deployment) {
     cluster::quiet(name);
@@ -59,7 +59,7 @@ class bounds : public ::testing::Test {
   }
 };
 
-// -- events that nobody takes
+// -- events that are not taken
 
 TEST_F(bounds, an_engine_that_takes_no_events_is_refused_further_operations_and_loses_none) {
   constexpr std::uint32_t limit = 16;
@@ -101,7 +101,7 @@ TEST_F(bounds, a_receive_counts_until_it_was_heard_that_its_blocks_are_free) {
   ASSERT_TRUE(asked);
   pollfd there{node->event_fd(), POLLIN, 0};
   ASSERT_EQ(::poll(&there, 1, static_cast<int>(milliseconds{wait_limit}.count())), 1);
-  std::this_thread::sleep_for(200ms);  // both of its events
+  std::this_thread::sleep_for(200ms);  // both of its events are queued
   EXPECT_EQ(node->query("decode-0", "key").error().code, errc::overloaded);
   const auto outcome = node->wait(wait_limit, 1);
   ASSERT_EQ(outcome.size(), 1u);
@@ -124,7 +124,7 @@ TEST_F(bounds, a_placement_that_waits_and_is_aborted_ends_once_and_at_once) {
   ASSERT_TRUE(events->outcome(*placed)) << "it would have waited for an hour";
   EXPECT_EQ(events->of(*placed).why.code, errc::aborted) << to_string(events->of(*placed).why);
   EXPECT_EQ(node->abort(*placed, "again").error().code, errc::not_found);
-  // Now the supervisor can answer it.
+  // From now on the supervisor can answer the request.
   decode->channel().say("start");
   ASSERT_EQ(decode->channel().hear().value_or("silence"), "up");
   const auto next = node->place({"r", "prefill", "decode", an_hour});
@@ -146,7 +146,7 @@ TEST_F(bounds,
   for (int i = 0; i < 300; ++i) {
     const auto id = node->place({"r" + std::to_string(i), "prefill", "decode", an_hour});
     ASSERT_TRUE(id);
-    // On this thread nothing else is done meanwhile: the answer comes on others.
+    // Busy-wait: the answer arrives on other threads.
     const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds{i % 30 * 20};
     while (std::chrono::steady_clock::now() < until) {
     }
@@ -225,7 +225,7 @@ TEST_F(bounds, placements_leave_nothing_behind_however_long_they_might_have_wait
   start("prefill-0", c.deployment());
   const auto refused = [&](int count) {
     for (int i = 0; i < count; ++i) {
-      // Answered at once: there is no such edge.
+      // Answered at once, since there is no such edge.
       const auto id = node->place({"r", "decode", "store", an_hour});
       ASSERT_TRUE(id);
       ASSERT_TRUE(events->outcome(*id));
@@ -292,7 +292,7 @@ TEST_F(bounds, values_that_were_given_up_while_they_waited_for_a_link_do_not_mak
 
 // -- puts to the node itself
 
-/// Memory that says which thread read it first.
+/// Memory that records which thread read it first.
 class watched_memory {
  public:
   explicit watched_memory(std::size_t size) : size_{size} {
@@ -374,7 +374,7 @@ TEST_F(bounds, puts_to_the_node_itself_end_once_however_they_are_aborted_or_stop
     }
   }
   node->stop();
-  value.reset();  // nobody may read it any more
+  value.reset();  // no thread may read it any more
   for (const auto put : puts) {
     ASSERT_TRUE(events->outcome(put));
   }
@@ -384,7 +384,7 @@ TEST_F(bounds, puts_to_the_node_itself_end_once_however_they_are_aborted_or_stop
   }
 }
 
-/// What a node says that starts in a process of its own with so little of something.
+/// Starts a node in a process with that resource limit. Returns "started" or the error.
 std::string started_with(const cluster& c, __rlimit_resource what, rlim_t most) {
   forked child{[&](line_channel& channel) {
     cluster::quiet("decode-0");
@@ -428,7 +428,7 @@ TEST(start, fails_with_a_sentence_where_the_process_may_have_too_few_addresses) 
     last = started_with(c, RLIMIT_AS, mib << 20);
     if (last == "started") continue;
     ++refused;
-    // Which of the two is a matter of what it wants first: room to start, or memory for its pools.
+    // Either the start or the pools run out of memory first.
     const bool says_why = last.find("overloaded: this process can") != std::string::npos ||
                           last.find("pool_exhausted: ") != std::string::npos;
     EXPECT_TRUE(says_why) << mib << " MiB: " << last;

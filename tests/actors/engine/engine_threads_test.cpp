@@ -1,5 +1,4 @@
-// Threads of the engine beside each other: nobody who waits is forgotten, and `stop` may come at any
-// time.
+// Several engine threads at once: no waiting thread is forgotten, and `stop` may come at any time.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +22,7 @@
 namespace troupe::testing {
 namespace {
 
-/// Answers nothing, but sends whatever is asked for: a whole request for each line.
+/// Sends every request that the test names, one per line, whole and at once.
 int sends_at_once(engine& node, line_channel& channel) {
   listener events{node};
   auto blocks = node.allocate_blocks(1);
@@ -39,7 +38,7 @@ int sends_at_once(engine& node, line_channel& channel) {
   return 0;
 }
 
-/// Which cores each thread of this process may run on, by its id.
+/// The cores that each thread of this process may run on, by thread id.
 std::map<std::string, std::string> cores_of_threads() {
   std::map<std::string, std::string> out;
   for (const auto& thread : std::filesystem::directory_iterator{"/proc/self/task"}) {
@@ -91,7 +90,7 @@ TEST(engine_cores, that_the_process_may_not_use_are_refused_by_number) {
   EXPECT_EQ(cores_of_threads(), before);
 }
 
-/// Keeps the processors busy, so that threads wait for their turn.
+/// Keeps the processors busy, so that threads have to wait for their turn.
 class load {
  public:
   load() {
@@ -117,9 +116,9 @@ class load {
   std::array<std::thread, 2> threads_;
 };
 
-// -- who waits is woken
+// -- waiting threads are woken
 
-/// A forgotten thread would wait for so long.
+/// How long a forgotten thread would wait.
 const std::chrono::milliseconds very_long = 10 * wait_limit;
 
 enum class waiting : std::uint8_t { by_wait, by_descriptor };
@@ -149,7 +148,8 @@ class wake : public ::testing::TestWithParam<way> {
     (void)::poll(&readable, 1, static_cast<int>(very_long.count()));
     return node->take();
   }
-  /// Does it so often on a thread that waits for events: one that is forgotten is not waited for.
+  /// Runs the rounds on a thread that waits for events. Fails, without waiting for that thread, if
+  /// it is forgotten.
   static void repeat(int rounds, const std::function<void(int)>& round) {
     std::atomic<int> ended{0};
     const auto all = std::async(std::launch::async, [&] {
@@ -164,7 +164,7 @@ class wake : public ::testing::TestWithParam<way> {
   }
 };
 
-/// They move no layers, whatever the mode is.
+/// These move no layers, whatever the mode.
 class wake_of_questions : public wake {
  public:
   static std::vector<way> ways() {
@@ -214,7 +214,7 @@ TEST_P(wake, comes_for_what_a_peer_begins_by_itself) {
     const auto asked = node->receive(
         {request, {"prefill-0"}, mode_of(GetParam()), 16, 0, blocks->blocks, 0, 0ms, false});
     ASSERT_TRUE(asked) << to_string(asked.error());
-    if (i % 3 == 0) std::this_thread::sleep_for(1ms);  // asleep when it comes
+    if (i % 3 == 0) std::this_thread::sleep_for(1ms);  // so that the engine is asleep when it comes
     prefill->channel().say(request);
     for (bool over = false; !over;) {
       const auto events = next(how);
@@ -264,7 +264,7 @@ INSTANTIATE_TEST_SUITE_P(every_backend, wake_of_questions,
 
 // -- stop comes while other threads are in calls
 
-/// Everything that was begun, and how often it was said to have ended.
+/// Records every operation that was begun, and how many outcomes it got.
 class ledger {
  public:
   void begun(const result<operation_id>& id) {
@@ -315,7 +315,7 @@ class stop : public ::testing::TestWithParam<std::string> {
     engine_options options;
     options.polling = polling;
     auto deployment = c->deployment();
-    // No file can say so; the one node here then has calls of both kinds under way.
+    // No file can have this edge; with it, the single node here has calls of both kinds in flight.
     deployment.edges.push_back({"decode", "prefill", config::transfer_mode::read});
     auto started = engine::start(deployment, "prefill-0", std::move(options));
     if (!started) return nullptr;
@@ -433,7 +433,7 @@ TEST_P(stop, leaves_views_of_values_readable_while_other_threads_hold_them) {
       threads.emplace_back([&, i, view = views[i]]() mutable {
         while (!over) {
           ASSERT_TRUE(std::ranges::equal(view.bytes, values[i]));
-          if (i % 2 == 0) {  // lets go, and takes another hold
+          if (i % 2 == 0) {  // drops its view and takes another one
             view = {};
             view = views[i];
           }
@@ -497,7 +497,7 @@ INSTANTIATE_TEST_SUITE_P(of, stop, ::testing::Values("event_driven", "polling"),
 TEST(a_call, that_the_engine_keeps_does_not_keep_the_node) {
   const cluster c{{}};
   std::promise<call> taken;
-  auto token = std::make_shared<int>(0);  // goes with what the node holds
+  auto token = std::make_shared<int>(0);  // destroyed together with the node's handler
   const std::weak_ptr<int> handler = token;
   engine_options options;
   options.on_call = [&taken, token = std::move(token)](call what) {
@@ -519,8 +519,8 @@ std::ptrdiff_t threads_of_this_process() {
   return std::distance(std::filesystem::directory_iterator{"/proc/self/task"}, {});
 }
 
-/// Its actor looks at the clock again after a minute only: its end must not wait for that, nor be given up
-/// and leave the threads of its actors behind.
+/// The node's actor looks at the clock only once a minute. The end must not wait for that, nor give
+/// up on the actor and leave its threads behind.
 TEST(an_engine, that_beats_seldom_ends_as_any_other) {
   cluster_options slow;
   slow.heartbeat_interval = "1min";
@@ -531,7 +531,7 @@ TEST(an_engine, that_beats_seldom_ends_as_any_other) {
     ASSERT_TRUE(node);
     ASSERT_TRUE(node->wait_registered(wait_limit));
   };
-  live();  // what the first one needs may stay, as a sanitizer's own thread does
+  live();  // the first life may leave threads behind, such as a sanitizer's own
   const auto before = threads_of_this_process();
   live();
   EXPECT_TRUE(comes_true([&] { return threads_of_this_process() <= before; }));
@@ -550,7 +550,7 @@ std::size_t progress_threads() {
   return count;
 }
 
-/// One that was joined may still be listed for a moment.
+/// A thread that was joined may still be listed for a moment.
 bool are_progress_threads(std::size_t expected) {
   return comes_true([&] { return progress_threads() == expected; });
 }

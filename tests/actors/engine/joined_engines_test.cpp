@@ -1,5 +1,5 @@
-// Engines that no file names, in one cluster: they find each other by what they announce, move caches in
-// both directions, and may do what the edges of their stage allow.
+// Engines that no file names, in one cluster: they find each other by their announcements, move
+// caches in both directions, and may do what the edges of their stage allow.
 
 #include <memory>
 #include <string>
@@ -21,7 +21,7 @@ cluster_options open_cluster() {
       "  - {name: guests, role: decode, open: {max_nodes: 8}}\n";
   options.more_edges = "  - {from: engines, to: engines, mode: read}\n";
   options.max_parked = 3;
-  options.heartbeat_interval = "2s";  // who is silent for three of them gives way to another life
+  options.heartbeat_interval = "2s";  // a node silent for three of these gives way to another life
   return options;
 }
 
@@ -64,7 +64,7 @@ class joined_engines : public ::testing::Test {
     options.timeout = wait_limit;
     return actors::cluster_client::unconnected(options);
   }
-  /// One request of `from` to `to`, whose bytes are compared.
+  /// Moves one request between the engines and compares its bytes.
   static void moves(engine& from, engine& to, const receive_spec& spec, std::uint64_t seed) {
     cache_bytes source{from};
     cache_bytes destination{to};
@@ -81,7 +81,7 @@ class joined_engines : public ::testing::Test {
     EXPECT_EQ(destination.differing(spec.blocks, 0, tokens, seed), 0u);
     ASSERT_TRUE(from.wait(*send));
   }
-  /// Whether that is why the node is not taken in.
+  /// Whether the node is refused for that reason.
   static bool is_told(engine& node, const std::string& why) {
     return comes_true([&] {
       const auto in = node.wait_registered(10ms);
@@ -254,7 +254,7 @@ TEST_F(joined_engines, receives_of_one_peer_that_wait_for_their_request_are_boun
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, errc::overloaded) << refused.error().message;
   EXPECT_NE(refused.error().message.find("max_parked"), std::string::npos);
-  moves(*a, *d, wish("r1", "engines.a.0"), 3);  // another peer has room of its own
+  moves(*a, *d, wish("r1", "engines.a.0"), 3);  // another peer has its own limit
   const auto send = a->send({"early0", blocks_from(0)});
   ASSERT_TRUE(send);
   ASSERT_TRUE(a->seal(*send, tokens));

@@ -1,5 +1,5 @@
-// Waiting for one operation: its end comes to the thread that waits for it, whatever else the node
-// does, and when the wait is over nothing of the operation is left.
+// Waiting for one operation: the waiting thread gets its end, whatever else the node does, and
+// nothing of the operation is left after the wait.
 
 #include <atomic>
 #include <future>
@@ -16,7 +16,7 @@ constexpr std::uint32_t tokens = 40;
 /// Of the cluster's model: layers, K and V, heads, elements, bytes of each.
 constexpr std::uint64_t bytes_per_token = 4ULL * 2 * 2 * 32 * 2;
 
-/// Sends whatever is asked for, a whole request for each line, each on a thread that waits for it.
+/// Sends every request that the test names, one per line, each on a thread that waits for it.
 int sends_and_waits(engine& node, line_channel& channel) {
   const auto blocks = node.allocate_blocks(3);
   if (!blocks) return 1;
@@ -56,7 +56,7 @@ class waiting_for_one : public ::testing::TestWithParam<way> {
   [[nodiscard]] std::uint64_t free_blocks() const { return node->report().pool.blocks_free; }
 };
 
-/// A whole request: placed, received, given back. What went wrong; empty: nothing.
+/// Places, receives and ends a request. Returns what went wrong, or an empty string.
 std::string one_request(engine& node, const std::string& request) {
   const auto place = node.place({request, "prefill", "decode", 10'000});
   if (!place) return to_string(place.error());
@@ -161,7 +161,7 @@ TEST_P(end_of_a_node, wakes_every_thread_that_waits_for_an_operation) {
     ASSERT_TRUE(node);
     std::vector<std::future<result<outcome>>> waiting;
     for (int i = 0; i < 4; ++i) {
-      // Nobody ever sends it.
+      // Never sent by any node.
       const auto asked = node->receive(
           {.request = "r" + std::to_string(i), .sources = {"prefill-0"}, .tokens = tokens});
       ASSERT_TRUE(asked) << to_string(asked.error());

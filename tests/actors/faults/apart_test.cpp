@@ -1,5 +1,5 @@
-// Two processes of one host that `shm` does not join: in different user namespaces, or with memory of
-// the engine that one may not reach. Real processes, which move a cache over another backend.
+// Two processes of one host that `shm` cannot join: they are in different user namespaces, or one
+// may not reach the other's engine memory. Real processes move a cache over another backend.
 
 #include <functional>
 #include <string>
@@ -19,8 +19,8 @@ using ::testing::Not;
 
 const prompt small{"small", 2, 100, 0};
 
-/// Serves the prompt once as prefill-0, in memory of its engine, in a process that is `prepared`. Says
-/// what its link to decode-0 goes over when asked.
+/// Serves the prompt once as prefill-0, in memory of its engine, in a process that is `prepared`.
+/// Answers a question of the test with the backend of its link to decode-0.
 int offer(const cluster& c, const std::function<bool()>& prepared, line_channel& channel) {
   if (!channel.order()) return 0;
   if (!prepared()) {
@@ -55,7 +55,8 @@ class apart : public ::testing::TestWithParam<std::string> {
  protected:
   cluster c{over(GetParam())};
 
-  /// The prompt arrives whole, and not over shm. Why that is.
+  /// Expects the prompt to arrive whole over another backend than shm. Returns the reason for the
+  /// choice.
   std::string taken_from(forked& prefill) {
     const own_cache own{c, "decode-0", small};
     if (own.node() == nullptr) return "no node";

@@ -127,13 +127,13 @@ class node_with_crashing_links : public dialling_node {
  protected:
   std::size_t asked{0};
 
-  /// Needs a link once more; why that did not come.
+  /// Needs a link once more. Returns why it did not come.
   std::optional<troupe::error> refusal() {
     need();
     const auto told = gone->at(asked++);
     return told ? std::optional{told->why} : std::nullopt;
   }
-  /// Of the links with one life of the peer, as many crash as may before it is given up.
+  /// Lets as many links with one life of the peer crash as are allowed, until the peer is given up.
   void expect_peer_given_up() {
     for (int crash = 0; crash < 6; ++crash) {
       const auto why = refusal();
@@ -151,7 +151,7 @@ TEST_F(node_with_crashing_links, makes_a_link_that_crashed_again_but_not_for_eve
   start(there.system().spawn(mute, crashes_the_link));
   show(9);
   expect_peer_given_up();
-  // The next life of the peer is another matter.
+  // The next life of the peer has its own count.
   show(10);
   const auto next = refusal();
   ASSERT_TRUE(next);
@@ -160,7 +160,7 @@ TEST_F(node_with_crashing_links, makes_a_link_that_crashed_again_but_not_for_eve
 
 TEST_F(node_with_crashing_links,
        that_gave_a_peer_up_is_not_swayed_by_a_late_crash_of_its_former_life) {
-  // The links of its first life wait, those of the next crash.
+  // Links with the first life wait, those with the next one crash.
   const auto waiting = std::make_shared<inbox<caf::strong_actor_ptr>>();
   const auto peer = [waiting](const link_request& request, const caf::strong_actor_ptr& link) {
     if (request.to_incarnation == 9) {
@@ -174,7 +174,7 @@ TEST_F(node_with_crashing_links,
   need();
   const auto former = waiting->at(0);
   ASSERT_TRUE(former);
-  // Of another supervisor, so that the link with the former life stays.
+  // The list is from another supervisor, so that the link with the former life stays.
   member next;
   next.node = request_of("prefill-0", 10, peer_port).node;
   next.state = static_cast<std::uint8_t>(node_state::up);
@@ -191,7 +191,7 @@ TEST_F(node_with_crashing_links,
 
 // -- sessions
 
-/// A link that remembers who works over it, and what it is asked to say.
+/// A link that records the sessions that work over it and the messages that it is to send.
 link_actor::behavior_type overheard(link_actor::pointer, inbox_ptr<session_actor> sessions,
                                     inbox_ptr<session_message> said) {
   return {
@@ -212,11 +212,11 @@ asked_actor::behavior_type deaf(asked_actor::pointer) {
   return {[](node_command&) {}};
 }
 
-/// A question for a value of store-0, which does not answer.
+/// A query to store-0, which does not answer.
 class session : public ::testing::Test {
  protected:
   void SetUp() override {
-    context->settings.default_deadline = 10 * wait_limit;  // not what ends anything here
+    context->settings.default_deadline = 10 * wait_limit;  // must not end anything here
     host.own(port);
     host.own(asked);
     caf::anon_send(port, engine_command{connect_operations{asked, {}}});
@@ -251,7 +251,7 @@ TEST_F(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   const auto* failed = std::get_if<event_failed>(&events.front().what);
   ASSERT_NE(failed, nullptr);
   EXPECT_EQ(failed->why.code, errc::internal);
-  const auto last = said->at(1);  // behind its question
+  const auto last = said->at(1);  // after its query
   ASSERT_TRUE(last) << "the other side is told nothing";
   const auto* abort = std::get_if<transfer_abort>(&*last);
   ASSERT_NE(abort, nullptr);
@@ -261,7 +261,7 @@ TEST_F(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
 
 TEST_F(session, is_waited_for_no_more_when_its_link_has_crashed) {
   host.own(*actor);
-  // The session may speak before the port, on another thread, has counted it.
+  // The session may send before the port, on another thread, has counted it.
   EXPECT_TRUE(comes_true([&] { return context->counters.active_transfers.load() == 1; }));
   caf::anon_send_exit(link, planted);
   EXPECT_EQ(context->events.wait(wait_limit, 1).size(), 1u) << "it has no outcome";
@@ -272,7 +272,7 @@ using counted_actor = caf::typed_actor<caf::reacts_to<tick_atom>>;
 struct counted_state {
   std::optional<links::link_count> count;
 };
-/// A link as far as the node's counters know of it.
+/// A link as seen by the node's counters.
 counted_actor::behavior_type counted(counted_actor::stateful_pointer<counted_state> self,
                                      const context_ptr& context, bool broken) {
   auto& count = self->state.count.emplace(context);

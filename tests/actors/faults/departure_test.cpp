@@ -1,5 +1,5 @@
-// A node leaves, or is replaced while it stands still: what it said before counts, and what it does
-// after waking up harms nobody.
+// A node leaves, or is replaced while it is frozen: its earlier messages count, and its actions
+// after waking up do no harm.
 
 #include <algorithm>
 #include <map>
@@ -27,7 +27,7 @@ cluster_options options_of(const std::string& backend, const std::string& mode =
   cluster_options options;
   options.backend = backend;
   options.mode = mode;
-  options.deadline = "1h";  // not what ends a transfer here
+  options.deadline = "1h";  // must not end a transfer here
   return options;
 }
 
@@ -50,7 +50,7 @@ void begin(forked& child) {
   ASSERT_EQ(child.channel().hear().value_or("silence"), "up");
 }
 
-/// So few that all of it fits into the sockets between two processes.
+/// Few enough for everything to fit into the sockets between two processes.
 constexpr std::uint32_t tokens = 16;
 constexpr int requests = 6;
 
@@ -58,10 +58,10 @@ std::string request(int number) {
   return "r" + std::to_string(number);
 }
 
-// -- the last words of a decode that leaves
+// -- the last messages of a decode node that leaves
 
-/// Receives every request, but makes no progress between "asked" and "go"; leaves as soon as all
-/// have their outcome, and says how many are done.
+/// Receives every request, but makes no progress between "asked" and "go". Leaves as soon as all
+/// have their outcome, and reports how many are done.
 int leaving_decode(const way& w, engine& node, line_channel& channel) {
   listener events{node};
   const auto receive = [&](const std::string& id) {
@@ -76,7 +76,7 @@ int leaving_decode(const way& w, engine& node, line_channel& channel) {
     if (!id) return 2;
     asked.push_back(*id);
   }
-  // Those of them that had to wait for blocks asked on another thread.
+  // Receives that waited for blocks are requested on another thread.
   std::this_thread::sleep_for(100ms);
   channel.say("asked");
   if (channel.order().value_or("") != "go") return 3;
@@ -121,8 +121,8 @@ TEST_P(departure, of_a_decode_loses_no_release_even_if_the_prefill_reads_it_late
   for (const auto send : sends) {
     ASSERT_EQ(events.of(send).done + events.of(send).failed, 0) << "it was to be later";
   }
-  // All bytes and all words of ours are on their way. The decode takes them and leaves, and its
-  // answers lie unread for longer than a peer that is gone is usually listened to.
+  // All bytes and messages of this side are in flight. The decode node takes them and leaves, and
+  // its answers stay unread for longer than the link to a departed peer is usually kept.
   decode->channel().say("go");
   ASSERT_EQ(decode->channel().hear().value_or("silence"), std::to_string(requests));
   ASSERT_EQ(decode->join(), 0);
@@ -141,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(every_way, departure,
 
 // -- a prefill that leaves in the middle
 
-/// Offers every request, leaves after so many microseconds, and says what it was told of each.
+/// Offers every request, leaves after that many microseconds, and reports each outcome.
 int leaving_prefill(engine& node, line_channel& channel) {
   cache_bytes cache{node};
   auto blocks = node.allocate_blocks((tokens + 15) / 16);
@@ -225,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(every_way, leaving,
 
 // -- a former life wakes up
 
-/// Asks for what each line says, and answers with the outcome; stays after "end" is not said.
+/// Queries prefill-0 for the key in each line and answers with the outcome.
 int asking_store(engine& node, line_channel& channel) {
   listener events{node};
   channel.say("up");
@@ -259,7 +259,7 @@ TEST_P(former_life, that_wakes_up_neither_gets_a_link_nor_ends_those_of_its_succ
   };
   put("prefill-0", "here");
   begin(*first);
-  // It knows us, and has no link with us yet. Then it stands still until it is replaced.
+  // The store knows this node and has no link with it yet. It is frozen until it is replaced.
   std::this_thread::sleep_for(500ms);
   first->stop();
   first->channel().say("here");
@@ -276,7 +276,7 @@ TEST_P(former_life, that_wakes_up_neither_gets_a_link_nor_ends_those_of_its_succ
   };
   const auto successor = life();
   ASSERT_EQ(successor.size(), 1u);
-  // Work with the successor goes on meanwhile.
+  // Meanwhile, work with the successor continues.
   first->signal(SIGCONT);
   const auto until = std::chrono::steady_clock::now() + 1500ms;
   int puts = 0;

@@ -1,4 +1,4 @@
-// An engine reports that it can serve nobody. The node in this process is decode-0; prefill-0 is a
+// An engine reports that it cannot serve. The node in this process is decode-0; prefill-0 is a
 // process of its own.
 
 #include <gmock/gmock.h>
@@ -71,7 +71,7 @@ TEST_P(reported_failure, lasts_until_the_engine_recovers_and_touches_no_transfer
 TEST_P(reported_failure, that_is_followed_by_another_is_shown_with_the_newest_reason) {
   node->report_failure("no memory");
   ASSERT_TRUE(comes_to(node_state::down));
-  // Whatever makes it register again, it says its failure again.
+  // Whenever it registers again, it repeats its failure.
   node->report_failure("no memory at all");
   node->recover();
   node->report_failure("none left");

@@ -1,5 +1,5 @@
-// A decode process stands still while it reads: what it reads from is not given to anybody else
-// before it has said that it reads no more.
+// A decode process is frozen while it reads: its source's blocks are not given to another request
+// before the decode has said that it reads no more.
 
 #include "fault_fixture.hpp"
 
@@ -13,7 +13,8 @@ class frozen_decode : public fault {
 };
 
 TEST_P(frozen_decode, keeps_the_source_in_quarantine_while_it_may_read_it) {
-  // Over shared memory only the reader knows whether it is inside a copy; a few rounds stop it there.
+  // Over shared memory only the reader knows whether it is inside a copy; a few rounds freeze it
+  // there.
   int waited = 0;
   start_decode();
   give_to(*first, "first", 1);  // so that the link is up
@@ -27,7 +28,7 @@ TEST_P(frozen_decode, keeps_the_source_in_quarantine_while_it_may_read_it) {
     ASSERT_TRUE(node->layers_ready(*id, 0, 4, tokens));
     ASSERT_TRUE(node->seal(*id, tokens));
     first->channel().say("receive " + request + " " + std::to_string(tokens));
-    // Later rounds wait longer, in case that the machine is slower than was thought.
+    // Later rounds wait longer, in case the machine is slower than expected.
     std::this_thread::sleep_for(std::chrono::microseconds{200 * (1 + round * 7 % 20)} * slowness *
                                 (1 + round / 10));
     first->stop();
@@ -48,7 +49,8 @@ TEST_P(frozen_decode, keeps_the_source_in_quarantine_while_it_may_read_it) {
     ASSERT_EQ(first->channel().hear().value_or("silence"), "ok");
     (void)ask(*first, "outcome 0");
   }
-  // Nothing else shows from outside that it was inside: without this the test would prove nothing.
+  // Nothing else shows that it was frozen inside a copy, without which the test would prove
+  // nothing.
   EXPECT_GT(waited, 0) << "never stopped it inside a copy, or its source was given away";
   give_to(*first, "after", 2);
 }

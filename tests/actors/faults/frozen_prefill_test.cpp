@@ -1,5 +1,5 @@
-// A prefill process stands still and goes on later: nothing is lost by a short pause, after a long
-// one it is a lost peer that comes back, and nothing that it still had under way ever lands.
+// A prefill process is frozen and continues later: a short pause loses nothing; after a long one it
+// is a lost peer that comes back, and none of its pending writes ever lands.
 
 #include "fault_fixture.hpp"
 
@@ -9,13 +9,13 @@ namespace {
 class frozen_prefill : public fault {
  protected:
   using fault::fault;
-  /// Of a request whose prefill is stopped in the middle.
+  /// Of a request whose prefill is frozen in the middle.
   static inline const std::chrono::milliseconds deadline = 400ms * slowness;
   static constexpr std::uint32_t tokens = 12'000;
   static constexpr std::uint64_t seed = 7;
 
-  /// Asks for `request`, and stops the prefill process while it is being moved: once the first bytes
-  /// of a write are here, or before a read has begun.
+  /// Receives `request`, and freezes the prefill process in the middle: once the first bytes of a
+  /// write have landed, or before a read has begun.
   operation_id stop_in_the_middle_of(const std::string& request) {
     const bool writes = GetParam().mode == "write";
     EXPECT_EQ(ask(*first, "send " + request + " " + std::to_string(tokens) + " 7"), "ok");
@@ -31,7 +31,7 @@ class frozen_prefill : public fault {
       events->listen_for(50ms);  // until the request is there
       first->channel().say("tell 4");
       first->channel().say("seal");
-      // Nobody is stopped in time after that.
+      // A freeze after this time would be too late.
       const auto late = std::chrono::steady_clock::now() + deadline / 2;
       while (cache->differing_layers(blocks, 0, 1, 0, 1, seed) != 0 &&
              std::chrono::steady_clock::now() < late) {
@@ -40,7 +40,7 @@ class frozen_prefill : public fault {
     first->stop();
     return id;
   }
-  /// Lets the prefill process go on, which then hears how its send ended: otherwise than this.
+  /// Wakes the prefill process, which then reports an outcome other than `not_expected`.
   void wake(const std::string& not_expected = {}) {
     first->signal(SIGCONT);
     if (GetParam().mode == "write") {
@@ -54,7 +54,7 @@ class frozen_prefill : public fault {
   }
 };
 
-/// For less than anybody takes for a death.
+/// For less time than any component takes for a death.
 class briefly_frozen_prefill : public frozen_prefill {};
 
 TEST_P(briefly_frozen_prefill, that_stands_still_while_it_is_dialled_is_reached_when_it_goes_on) {
@@ -71,8 +71,8 @@ TEST_P(briefly_frozen_prefill, that_stands_still_while_it_is_dialled_is_reached_
 }
 
 TEST_P(briefly_frozen_prefill, never_lands_a_late_write_in_reused_blocks) {
-  // Over shared memory the writer alone can say that it writes no more: the blocks of one that is
-  // stopped inside a copy wait for it in quarantine. A few rounds stop it there.
+  // Over shared memory only the writer knows that it writes no more: if it is frozen inside a copy,
+  // the blocks wait for it in quarantine. A few rounds freeze it there.
   const bool only_it_can_say = GetParam().backend == "shm" && GetParam().mode == "write";
   int stopped_in_time = 0;
   int waited = 0;
@@ -111,11 +111,11 @@ TEST_P(briefly_frozen_prefill, never_lands_a_late_write_in_reused_blocks) {
     ASSERT_TRUE(node->free_blocks(reused->owner, reused->blocks));
   }
   take_from(*first, "after", 9);
-  // On a busy machine it may never be caught; that is said, not passed over.
+  // On a busy machine no round may catch it; the test is then reported as skipped.
   if ((only_it_can_say ? waited : stopped_in_time) == 0) GTEST_SKIP() << "never stopped it in time";
 }
 
-/// For longer than the supervisor waits for heartbeats; nobody else takes it for dead.
+/// For longer than the supervisor waits for heartbeats; no other component takes it for dead.
 class long_frozen_prefill : public frozen_prefill {
  protected:
   long_frozen_prefill() : frozen_prefill{watched()} {}

@@ -1,5 +1,5 @@
-// A decode process is killed, at every state of a transfer: what the prefill node sees, and what
-// becomes of its blocks.
+// A decode process is killed in every state of a transfer: what the prefill node sees, and what
+// happens to its blocks.
 
 #include "fault_fixture.hpp"
 #include "gpu_ways.hpp"
@@ -23,7 +23,7 @@ TEST_P(killed_decode, before_its_request_met_a_source_leaves_no_trace) {
   ASSERT_EQ(ask(*first, "receive r 50"), "ok");
   events->listen_for(300ms);
   first->end(SIGKILL);
-  // The dead one's request must not be served from this source: the next one's must.
+  // This source must not serve the dead process's request, but must serve the next one.
   begin(*second);
   give_to(*second, "r", 2);
   EXPECT_TRUE(whole(*node));
@@ -43,7 +43,7 @@ TEST_P(killed_decode, between_layers_ends_the_send) {
 }
 
 TEST_P(killed_decode, while_draining_ends_the_send) {
-  // The first one polls, and stops doing so: it never takes the seal or the offer.
+  // The first process polls and then stops polling, so it never takes the seal or the offer.
   start_decode(progress::polling);
   kvcache::allocation blocks;
   const auto id = send("r", 50, blocks);

@@ -1,6 +1,6 @@
-// A process is killed while a link with it is being made, and while one is being made again, at several
-// moments of both: the other side hears of it once and gets its blocks back, and the next life under
-// that name is reached at once.
+// A process is killed while a link with it is being made or rebuilt, at several moments of both:
+// the other side learns of it once and gets its blocks back, and the next life under that name is
+// reached at once.
 
 #include <algorithm>
 #include <cstdio>
@@ -16,9 +16,9 @@ using moment = std::chrono::microseconds;
 using steady = std::chrono::steady_clock;
 
 const int rounds = sanitized ? 2 : have_verbs() ? 3 : 4;
-/// One that lives long enough to be timed, two that are killed in each round, and the last one.
+/// One life that is timed, two per round that are killed, and the last one.
 const int lives = 2 * rounds + 2;
-/// The first link of a cold process takes longer than those that are broken off here.
+/// A cold process's first link takes longer than those that are broken off here.
 constexpr auto longest = 250ms;
 
 moment since(steady::time_point then) {
@@ -29,7 +29,7 @@ class killed_while_linking : public breakable {
  protected:
   std::vector<std::unique_ptr<forked>> next;
   std::mt19937_64 dice{troupe::testing::printed_seed()};
-  /// How long it takes to make a link, and to make it again.
+  /// How long it takes to make a link, and to rebuild it.
   moment making{0}, remaking{0};
 
   void start(const std::string& survivor, const std::string& other,
@@ -43,12 +43,13 @@ class killed_while_linking : public breakable {
     next.pop_back();
     begin(*first);
   }
-  /// One that the other knows of already, so that it is dialled as soon as it is wanted.
+  /// A life that the other side already knows, so that it is dialled as soon as it is needed.
   void next_known_life() {
     next_life();
     events->listen_for(150ms);
   }
-  /// Until the link is up and was made again so often: how long that took.
+  /// Waits until the link is up and has been rebuilt that often. Returns how long that took, at
+  /// most `longest`.
   moment until_up(std::uint32_t rebuilds) {
     const auto began = steady::now();
     const bool is_up = comes_true(
@@ -60,7 +61,7 @@ class killed_while_linking : public breakable {
     EXPECT_TRUE(is_up) << "the link is " << link().state;
     return std::min<moment>(since(began), longest);
   }
-  /// At some moment of `all` or a little later, another one in each round.
+  /// Kills the peer at a moment of `all` or a little later, a different one in each round.
   void kill_within(moment all, int round, const char* what) {
     const auto part = all.count() * 5 / 4 / rounds + 1;
     const moment when{part * round + static_cast<moment::rep>(dice() % part)};
@@ -75,7 +76,8 @@ class killed_while_linking : public breakable {
                 static_cast<double>(all.count()) / 1000,
                 state.empty() ? "not there" : state.c_str());
   }
-  /// It ended once, well or since the peer's process was gone; every block is back.
+  /// Expects one outcome, done or one of these codes for the loss of the peer, and every block
+  /// back.
   void expect_one_outcome(operation_id id, std::initializer_list<errc> codes) {
     ASSERT_TRUE(events->outcome(id));
     ASSERT_TRUE(events->unpinned(id));
@@ -135,10 +137,10 @@ TEST_P(killed_prefill, while_a_link_is_made_or_made_again_is_lost_once_and_its_n
     offer("made" + name, seed, may_be_done);
     const auto made = receive("made" + name, 50);
     kill_within(making, round, "making a link");
-    // Before anything joined them it was never reached, which is another reason.
+    // A peer that dies before any link was up has another reason: it was never reached.
     expect_one_true_outcome(made, seed, {errc::peer_lost, errc::peer_unreachable});
 
-    // Whoever waited for a time-out to reach it would wait longer than a test does.
+    // A wait for a timeout would take longer than the test allows.
     next_life();
     take_from(*first, "next" + name, seed);
     offer("again" + name, seed, false);
@@ -178,7 +180,7 @@ class killed_decode : public killed_while_linking {
     ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
     EXPECT_TRUE(whole(*node));
   }
-  /// The link with the killed one is gone, and what it had asked for has ended.
+  /// Whether the link with the killed process is gone and its transfers have ended.
   bool settled(operation_id id) {
     const bool gone = events->until([&] { return node->report().links.empty(); });
     events->listen_for(100ms);
@@ -221,7 +223,7 @@ TEST_P(killed_decode, while_a_link_is_made_or_made_again_is_lost_once_and_its_ne
     if (asked_for) {
       give_to(*first, "next" + name, seed);
     } else {
-      // What nobody came for waits for whoever comes next.
+      // An offer that was never requested serves the next peer that asks.
       std::printf("    not asked for\n");
       ASSERT_EQ(ask(*first, "receive made" + name + " 50"), "ok");
       if (!may_be_done) {

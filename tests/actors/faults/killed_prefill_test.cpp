@@ -1,5 +1,5 @@
-// A prefill process is killed, at every state of a transfer: what the decode node sees, and what
-// becomes of its blocks.
+// A prefill process is killed in every state of a transfer: what the decode node sees, and what
+// happens to its blocks.
 
 #include <algorithm>
 
@@ -17,7 +17,7 @@ TEST_P(killed_prefill, while_idle_is_replaced_under_its_name) {
   first->end(SIGKILL);
   begin(*second);
   take_from(*second, "b", 2);
-  // It goes by itself, which may take longer than the transfer did.
+  // The former link ends by itself, which may take longer than the transfer.
   EXPECT_TRUE(events->until([&] {
     const auto links = node->report().links;
     return std::ranges::count_if(links,
@@ -29,7 +29,7 @@ TEST_P(killed_prefill, while_idle_is_replaced_under_its_name) {
 TEST_P(killed_prefill, before_the_request_met_its_source_ends_the_receive) {
   start_prefill();
   const auto id = receive("early", 50);
-  // Killed before there is a link it was never reached, which is another reason.
+  // A process killed before the link is up is never reached, which has another reason.
   ASSERT_TRUE(events->until([&] {
     const auto links = node->report().links;
     return !links.empty() && links.front().state == "up";

@@ -1,4 +1,5 @@
-// How long blocks are held: for whoever lives, however long it waits in line, and not for the dead.
+// How long blocks are held: for a peer that is alive, however long it waits in line, and not for a
+// dead one.
 
 #include <gmock/gmock.h>
 
@@ -22,7 +23,7 @@ class leases : public fault {
     options.retry_window = window;
     return options;
   }
-  /// A send for decode-0, which is known to be there.
+  /// A send that is held for decode-0, which is known to be up.
   operation_id send_for_decode(const std::string& request, kvcache::allocation& blocks) {
     events->listen_for(300ms * slowness);
     auto got = node->allocate_blocks(4);
@@ -36,7 +37,7 @@ class leases : public fault {
     EXPECT_TRUE(sent) << to_string(sent.error());
     return sent.value_or(operation_id{});
   }
-  /// decode-0 stands in line for blocks of its own, and the source is sealed.
+  /// Sends and seals a source while decode-0 waits in line for blocks of its own.
   operation_id send_while_decode_waits(kvcache::allocation& blocks, std::uint64_t seed) {
     EXPECT_EQ(ask(*first, "hoard"), "ok");
     EXPECT_EQ(ask(*first, "ask r 50"), "ok");
@@ -56,7 +57,7 @@ class leases : public fault {
   }
 };
 
-// -- nobody comes
+// -- no peer comes
 
 TEST_P(leases, end_for_a_sealed_cache_that_nobody_reads_and_who_comes_late_is_told) {
   start_decode();
@@ -81,7 +82,7 @@ TEST_P(leases, end_for_a_sealed_cache_that_nobody_reads_and_who_comes_late_is_to
   expect_served(*first, next, blocks, 2);
 }
 
-// -- somebody lives and waits
+// -- a peer is alive and waits
 
 TEST_P(leases, last_while_a_decode_that_lives_waits_in_line) {
   start_decode();
@@ -125,7 +126,8 @@ TEST_P(leases, last_when_the_supervisor_is_gone) {
 }
 
 TEST_P(leases, last_while_the_prefill_process_itself_stands_still) {
-  // The clock goes on, nobody's heartbeats are counted meanwhile: whoever lives has lost nothing.
+  // While this process is frozen, the clock runs and no heartbeats are counted: a live peer must
+  // lose nothing.
   first = later(c, "prefill-0", [](engine& e, line_channel& channel) {
     cache_bytes bytes{e};
     listener told{e};
@@ -147,7 +149,7 @@ TEST_P(leases, last_while_the_prefill_process_itself_stands_still) {
   events->listen_for(300ms * slowness);
   ASSERT_EQ(ask(*first, "send"), "sealed");
   first->stop();
-  // Not so long that it is taken for dead.
+  // Too short to be taken for dead.
   events->listen_for(1500ms);
   first->signal(SIGCONT);
   events->listen_for(300ms);
@@ -173,9 +175,9 @@ TEST_P(leases, on_a_destination_last_while_the_decode_waits_in_line) {
   EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
 }
 
-// -- somebody dies
+// -- a peer dies
 
-/// Longer than any test: it is the death that ends it.
+/// Longer than any test: only the death ends the hold.
 class long_leases : public leases {
  protected:
   long_leases() : leases{"10min"} {}
@@ -215,9 +217,9 @@ TEST_P(long_leases, on_a_destination_end_with_a_prefill_that_dies_while_the_deco
   take_from(*second, "r2", 9);
 }
 
-// -- somebody dies, and another may come
+// -- a peer dies, and another may come
 
-/// In which any next life comes.
+/// With a window in which a next life always comes.
 class leases_with_long_window : public leases {
  protected:
   leases_with_long_window() : leases{"1s", "10min"} {}
@@ -249,7 +251,7 @@ TEST_P(leases_with_window, end_after_it_when_nobody_comes) {
   events->listen_for(500ms);
   const auto killed = std::chrono::steady_clock::now();
   first->end(SIGKILL);
-  // Longer than a lease: the window is what the deployment says of this.
+  // Longer than a lease, since the deployment's window decides here.
   expect_held_for(id, lease + 500ms);
   ASSERT_TRUE(events->unpinned(id));
   EXPECT_GE(std::chrono::steady_clock::now() - killed, window);

@@ -1,4 +1,5 @@
-// A node that stops in good order is no broken link: its peers say that it left, and make nothing again.
+// A node that stops in good order is not a broken link: its peers report that it left, and rebuild
+// nothing.
 
 #include <fstream>
 #include <sstream>
@@ -22,12 +23,12 @@ constexpr std::uint32_t tokens = 64;
 constexpr int requests = 8;
 constexpr int rounds = 5;
 
-/// One side of a handful of transfers, whoever of the two leaves.
+/// One side of a handful of transfers, whichever side leaves.
 class half {
  public:
   half(const way& w, engine& node, bool sends) : way_{w}, node_{node}, sends_{sends} {}
 
-  /// Half of the layers of each request are there to be moved.
+  /// Starts the requests with half of their layers ready.
   [[nodiscard]] bool begin(const std::string& round) {
     for (int i = 0; i < requests; ++i) {
       const auto request = round + "-" + std::to_string(i);
@@ -37,13 +38,13 @@ class half {
     }
     return true;
   }
-  /// The other half as well; only the sending side has something to say.
+  /// Provides the other half. Only the sending side has anything to do.
   void go_on() {
     if (!sends_) return;
     for (const auto id : live_) (void)node_.seal(id, tokens);
   }
   [[nodiscard]] bool has_begun() { return events_.moving(requests); }
-  /// How many of them went well, once all are over.
+  /// Waits for all of them. Returns how many ended as done.
   [[nodiscard]] int outcome() {
     int done = 0;
     for (const auto id : std::exchange(live_, {})) {
@@ -96,12 +97,12 @@ int count(const std::string& text, const std::string& what) {
   return found;
 }
 
-/// Does each step that it is told, and leaves.
+/// Follows the test's orders, and leaves.
 int leaver(const way& w, bool sends, engine& node, line_channel& channel) {
   channel.say("up");
   half part{w, node, sends};
   while (const auto order = channel.order()) {
-    if (*order == "leave") return 0;  // which stops the node
+    if (*order == "leave") return 0;  // the return stops the node
     if (*order == "go on") {
       part.go_on();
     } else if (*order == "outcome") {
@@ -117,7 +118,7 @@ struct farewell {
   std::string backend;
   std::string mode;
   std::string leaver;  ///< the decode side has dialled
-  bool busy{false};    ///< its transfers are on their way
+  bool busy{false};    ///< its transfers are in flight
 };
 
 class orderly_stop : public ::testing::TestWithParam<farewell> {
@@ -192,7 +193,7 @@ TEST_P(orderly_stop, of_a_peer_is_no_broken_link) {
 }
 
 TEST_P(orderly_stop, of_both_sides_at_once_is_none_either) {
-  // Nobody waits for a peer that stops at the same time, which cannot answer any more.
+  // A peer that stops at the same time cannot answer any more, and must not be waited for.
   const auto leaving = GetParam().leaver;
   const std::string staying = leaving == "prefill-0" ? "decode-0" : "prefill-0";
   const auto there = logs.path() + "/" + leaving + ".log";

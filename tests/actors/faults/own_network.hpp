@@ -1,7 +1,7 @@
 #pragma once
 
-/// A network of this process and the children that it forks, whose loopback addresses the test may
-/// cut off. Needs the rights of root, and `ip` (package iproute2).
+/// A network namespace for this process and the children that it forks. The test may cut off its
+/// loopback addresses. Needs root and `ip` (package iproute2).
 
 #include <cstdlib>
 #include <string>
@@ -12,13 +12,14 @@
 
 namespace troupe::testing {
 
-/// Made while the process has no other threads; the process returns to its former network at the end.
+/// Construct it while the process has a single thread. The destructor returns the process to its
+/// former network.
 class own_network {
  public:
   own_network() {
     before_ = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     if (before_ < 0 || unshare(CLONE_NEWNET) != 0) return;
-    // What is local is looked up behind the rules that cut.
+    // Move the lookup of local addresses behind the rules that `cut` adds.
     made_ = ip("link set lo up") && ip("rule add pref 100 lookup local") && ip("rule del pref 0");
   }
   ~own_network() {
@@ -30,7 +31,7 @@ class own_network {
   own_network& operator=(const own_network&) = delete;
 
   [[nodiscard]] bool made() const { return made_; }
-  /// Nothing gets to the address or comes from it any more, and nobody is told.
+  /// Drops all packets to and from the address, without any error to a sender.
   [[nodiscard]] static bool cut(const std::string& address) {
     return ip("rule add pref 1 to " + address + " blackhole") &&
            ip("rule add pref 2 from " + address + " blackhole");

@@ -1,6 +1,6 @@
 #pragma once
 
-/// A deployment that a test writes as its user would.
+/// A deployment parsed from text that a test writes as its user would.
 
 #include <cstdio>
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace troupe::testing {
 
-/// What is wrong with the text is printed, and the deployment is then an empty one, which nothing starts with.
+/// If the text is invalid, prints the errors and returns an empty deployment, with which nothing
+/// starts.
 inline config::deployment parsed_deployment(const std::string& text) {
   auto outcome = config::parse(text, "test.yaml");
   for (const auto& issue : outcome.issues) std::fprintf(stderr, "%s\n", to_string(issue).c_str());

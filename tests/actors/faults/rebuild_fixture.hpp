@@ -1,6 +1,6 @@
 #pragma once
 
-/// Two live processes, and what joins them broken by the test.
+/// Two live processes whose connections the test breaks.
 
 #include <vector>
 
@@ -52,12 +52,12 @@ class breakable : public fault {
  protected:
   using fault::fault;
 
-  /// Of the cluster's own network layer, which stays.
+  /// Ports of the cluster's own network layer, which must stay connected.
   std::set<int> cluster_ports() {
     const auto peer = ask(*first, "port");
     return {c.port(), node->report().node.port, std::atoi(peer.c_str())};
   }
-  /// Breaks what joins the two nodes, at this end.
+  /// Closes the connections between the two nodes at this end.
   void cut() {
     const auto spared = cluster_ports();
     ASSERT_TRUE(events->until([&] { return cut_connections(spared) > 0; }))
@@ -67,7 +67,7 @@ class breakable : public fault {
     const auto links = node->report().links;
     return links.empty() ? actors::link_report{} : links.front();
   }
-  /// So often at least: a slow wire may break by itself as well.
+  /// At least `times`: a slow wire may also break by itself.
   void expect_rebuilt(std::uint32_t times) {
     EXPECT_TRUE(events->until([&] { return link().rebuilds >= times && link().state == "up"; }))
         << link().state << ", " << link().rebuilds << " times";
@@ -75,7 +75,7 @@ class breakable : public fault {
     EXPECT_NE(link().last_break, "");
   }
 
-  /// Many transfers at once; what to spare when they are cut.
+  /// Starts many transfers at once. Returns the ports to spare when their connections are cut.
   std::set<int> start_load() {
     first = later(c, "prefill-0", generous_prefill);
     survive_as("decode-0");
@@ -86,7 +86,7 @@ class breakable : public fault {
     EXPECT_TRUE(events->moving());
     return spared;
   }
-  /// All of them end well at both sides, with the right bytes.
+  /// Expects every transfer to end as done at both sides, with the right bytes.
   void expect_loaded() {
     for (std::uint64_t i = 0; i < load.size(); ++i) {
       ASSERT_TRUE(events->unpinned(load[i])) << i;

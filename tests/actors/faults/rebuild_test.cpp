@@ -1,4 +1,4 @@
-// The transport breaks under live transfers while both processes live: the link is made again and the
+// The transport breaks under live transfers while both processes live: the link is rebuilt and the
 // transfers end as if nothing had happened.
 
 #include <random>
@@ -67,7 +67,7 @@ TEST_P(rebuilt, three_times_under_many_transfers_at_any_moment_loses_nothing) {
   expect_loaded();
 }
 
-/// A store that lives until it is told to end.
+/// A store that answers with its port until it is told to end.
 int tells_its_port(engine& node, line_channel& channel) {
   channel.say("up");
   while (channel.order()) channel.say(std::to_string(node.report().node.port));
@@ -80,7 +80,7 @@ TEST_P(rebuilt, under_keyed_values_each_operation_is_done_once) {
   begin(*first);
   const auto spared = cluster_ports();
   std::mt19937_64 dice{troupe::testing::printed_seed()};
-  // Small ones travel in a frame, large ones are read.
+  // Small values travel in a frame, large ones are read.
   constexpr std::size_t sizes[]{100, 400'000, 3'000, 70'000};
   constexpr std::size_t count = 12;
   std::vector<std::vector<std::byte>> values;
@@ -91,7 +91,7 @@ TEST_P(rebuilt, under_keyed_values_each_operation_is_done_once) {
   const auto key = [](std::size_t i) { return "key " + std::to_string(i); };
   const auto warm = node->put("store-0", "first", values[0]);
   ASSERT_TRUE(warm && events->outcome(*warm));
-  // A put that were done twice would find its own value there; a removal, none.
+  // A put that is done twice would find its own value, and a removal no value.
   const auto all_of = [&](auto&& start) {
     std::vector<operation_id> started;
     for (std::size_t i = 0; i < count; ++i) {
@@ -101,7 +101,7 @@ TEST_P(rebuilt, under_keyed_values_each_operation_is_done_once) {
     }
     events->listen_for(std::chrono::milliseconds{dice() % 4});
     const auto before = link().rebuilds;
-    // A slow wire may break by itself: what is just being made again has nothing to break.
+    // A slow wire may break by itself, and a link that is being rebuilt has nothing to break.
     EXPECT_TRUE(events->until([&] { return cut_connections(spared) > 0; }));
     EXPECT_TRUE(events->until([&] { return link().rebuilds > before && link().state == "up"; }))
         << link().state << ": " << link().last_break;

@@ -1,6 +1,6 @@
-// A decode process was told that it may read, stands still, and is taken for dead: its source is
-// reclaimed and the blocks are used for another request. When it wakes and reads, it gets an error,
-// and not one byte of the other request.
+// A decode process that may read is frozen and taken for dead: its source is reclaimed and the
+// blocks are used for another request. When it wakes up and reads, it gets an error, and not one
+// byte of the other request.
 
 #include <sstream>
 
@@ -12,8 +12,8 @@ namespace {
 constexpr std::uint32_t tokens = 4'096;
 constexpr std::uint64_t old_seed = 1, new_seed = 2;
 
-/// Asks and polls only while it is told to: "receive ID", then it has asked; "outcome" polls until
-/// the end and says how it ended, and how many pieces it has that are of the new request.
+/// Requests and polls only on an order: "receive ID" requests it; "outcome" polls until the end,
+/// and answers with the outcome and the number of pieces that belong to the new request.
 int sleepy_decode(engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};
@@ -46,7 +46,7 @@ int sleepy_decode(engine& node, line_channel& channel) {
 
 class reclaimed : public fault {
  protected:
-  /// Every block of the pool, so that the same ones are used again.
+  /// Every block of the pool, so that the same blocks are used again.
   kvcache::allocation take_all() {
     auto all = node->allocate_blocks(tokens / 16);
     EXPECT_TRUE(all) << to_string(all.error());
@@ -55,7 +55,7 @@ class reclaimed : public fault {
   reclaimed() : fault{one_request_large()} {}
   static cluster_options one_request_large() {
     auto options = patient(GetParam());
-    options.heartbeat_timeout = "2s";  // it is to be taken for dead
+    options.heartbeat_timeout = "2s";  // so that it is taken for dead
     options.peer_silence = "1s";
     options.prefill_pool = "4MiB";
     options.decode_pool = "4MiB";
@@ -76,7 +76,7 @@ TEST_P(reclaimed, blocks_are_never_read_by_a_decode_that_was_taken_for_dead) {
   cache->fill(blocks.blocks, 0, 4, 0, tokens, old_seed);
   ASSERT_TRUE(node->layers_ready(*sent, 0, 4, tokens));
   ASSERT_TRUE(node->seal(*sent, tokens));
-  events->listen_for(200ms);  // the offer goes out, and nobody takes it
+  events->listen_for(200ms);  // the offer goes out, and is not taken
   ASSERT_EQ(events->of(*sent).done + events->of(*sent).failed, 0);
   ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
   first->stop();
@@ -86,7 +86,7 @@ TEST_P(reclaimed, blocks_are_never_read_by_a_decode_that_was_taken_for_dead) {
     auto again = take_all();
     cache->fill(again.blocks, 0, 4, 0, tokens, new_seed);
   };
-  // Of mapped memory only the reader knows whether it reads.
+  // In mapped memory only the reader knows whether it reads.
   const bool only_it_can_say = GetParam().backend == "shm";
   const bool given_back = only_it_can_say ? events->unpinned(*sent, 3s) : events->unpinned(*sent);
   if (given_back) {

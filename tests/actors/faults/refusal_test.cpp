@@ -1,5 +1,5 @@
-// Requests that cannot be served, and deployments that do not fit together: each ends with an error
-// that says what is wrong, at once or at its deadline, and nothing hangs.
+// Requests that cannot be served, and deployments that do not match: each ends with an error that
+// says what is wrong, at once or at its deadline, and nothing hangs.
 
 #include <algorithm>
 #include <functional>
@@ -20,7 +20,7 @@
 namespace troupe::testing {
 namespace {
 
-/// "send ID TOKENS SEED": the whole request at once; answers with its outcome.
+/// "ID TOKENS SEED" offers the whole request at once and answers with its outcome.
 int generous_prefill(engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};
@@ -55,7 +55,7 @@ constexpr auto four_blocks = "64KiB";
 
 class refusal : public ::testing::Test {
  protected:
-  cluster_options options;  ///< a request that names no deadline has one that no test waits for
+  cluster_options options;  ///< a request without a deadline gets one longer than any test
   std::unique_ptr<cluster> c;
   std::unique_ptr<forked> prefill;
   std::unique_ptr<engine> node;
@@ -125,7 +125,7 @@ TEST_F(refusal, is_not_what_a_full_pool_says_to_who_waits_in_line) {
   begin();
   auto all = node->allocate_blocks(4);
   ASSERT_TRUE(all);
-  // The first wants more than is freed first: the second must not overtake it.
+  // The first needs more than the first blocks that are freed: the second must not overtake it.
   auto first = receive("first", 48);
   auto second = receive("second", 16);
   ASSERT_TRUE(first);
@@ -200,7 +200,7 @@ TEST_F(refusal, of_a_request_that_is_live_already_comes_at_once) {
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().code, errc::already_exists);
   EXPECT_NE(again.error().message.find("r"), std::string::npos);
-  // The first is not disturbed, and the id is free again when it ended.
+  // The first is not disturbed, and its id is free again once it has ended.
   prefill->channel().say("r 16 1");
   ASSERT_TRUE(events->unpinned(*first));
   EXPECT_EQ(events->of(*first).done, 1) << to_string(events->of(*first).why);
@@ -239,7 +239,7 @@ TEST_F(refusal, of_more_requests_than_a_node_may_have_live_comes_at_once) {
   EXPECT_EQ(refused.error().code, errc::overloaded) << to_string(refused.error());
   EXPECT_NE(refused.error().message.find("limits.max_operations"), std::string::npos)
       << refused.error().message;
-  // One that ends makes room for one, with its last event.
+  // An operation that has ended makes room once its last event is taken.
   ASSERT_TRUE(node->abort(*first, "room"));
   ASSERT_TRUE(events->unpinned(*first));
   EXPECT_TRUE(receive("r8", 16));
@@ -275,7 +275,7 @@ TEST_F(refusal, of_more_requests_than_a_prefill_node_keeps_for_later_comes_at_on
   events = std::make_unique<listener>(*node);
   for (int i = 0; i < 8; ++i) ASSERT_TRUE(receive("r" + std::to_string(i), 16));
   ASSERT_TRUE(events->moving(8));
-  events->listen_for(300ms);  // the last of them is on its way
+  events->listen_for(300ms);  // the last request is on its way
   other->channel().say("go");
   for (int i = 0; i < 8; ++i) {
     EXPECT_EQ(other->channel().hear().value_or("silence"), "overloaded");
@@ -333,8 +333,7 @@ TEST_F(refusal, of_more_tokens_than_were_offered_comes_to_all_who_asked_before_a
     const auto links = source->report().links;
     return std::ranges::count(links, "up", &actors::link_report::state) == 3;
   }));
-  heard.listen_for(
-      100ms);  // they have asked by now, or they ask too late, and the same comes of it
+  heard.listen_for(100ms);  // whether the requests came in time or too late, the result is the same
   const auto blocks = source->allocate_blocks(4);
   ASSERT_TRUE(blocks);
   const auto send = source->send({"r", blocks->blocks});
@@ -373,7 +372,7 @@ TEST_F(refusal, of_a_source_whose_deadline_passed_is_told_to_a_decode_that_would
 }
 
 TEST_F(refusal, of_a_second_node_with_the_name_of_a_live_one) {
-  options.heartbeat_timeout = "1h";  // it counts as live however late its heartbeats come
+  options.heartbeat_timeout = "1h";  // it counts as alive however late its heartbeats are
   begin();
   auto second = engine::start(c->deployment(), "decode-0");
   ASSERT_TRUE(second) << to_string(second.error());
@@ -386,7 +385,7 @@ TEST_F(refusal, of_a_second_node_with_the_name_of_a_live_one) {
   ASSERT_FALSE(in);
   EXPECT_NE(in.error().message.find("decode-0"), std::string::npos) << to_string(in.error());
   second->reset();
-  // The first one was not disturbed.
+  // The first node was not disturbed.
   auto asked = receive("r", 16);
   ASSERT_TRUE(asked);
   prefill->channel().say("r 16 1");
@@ -406,10 +405,10 @@ TEST_F(refusal, of_a_life_that_was_replaced_is_for_good_and_said_at_once) {
     };
     (void)comes_true(is_stale, 10ms);
     channel.say(in ? "registered" : to_string(in.error()));
-    // Nobody waits for what cannot come.
+    // A wait that cannot succeed returns at once.
     in = old.wait_registered(1h);
     if (in || in.error().code != errc::stale_incarnation) return 1;
-    // What needs the supervisor says why there is none.
+    // An operation that needs the supervisor reports why it is not available.
     listener told{old};
     const auto placed = old.place({"r", "prefill", "decode", 3'600'000});
     if (!placed || !told.outcome(*placed)) return 2;
@@ -423,7 +422,7 @@ TEST_F(refusal, of_a_life_that_was_replaced_is_for_good_and_said_at_once) {
   ASSERT_EQ(former->channel().hear().value_or("silence"), "in");
   former->stop();
   cluster::quiet("decode-0");
-  node = c->start("decode-0");  // refused as long as the former one may live, and taken in then
+  node = c->start("decode-0");  // refused while the former life may be alive, then accepted
   ASSERT_TRUE(node);
   former->signal(SIGCONT);
   const auto said = former->channel().hear().value_or("silence");
@@ -437,8 +436,8 @@ TEST_F(refusal, of_a_life_that_was_replaced_is_for_good_and_said_at_once) {
   EXPECT_TRUE(node->wait_registered(0ms));
 }
 
-/// Asks the node at "PORT INCARNATION" for links that it must refuse, and says how it did: the code
-/// and whether there is a sentence.
+/// Requests links that the node at "PORT INCARNATION" must refuse, and reports each refusal: its
+/// code, and whether it has a sentence.
 int asks_for_wrong_links(line_channel& channel) {
   cluster::quiet("stranger");
   const auto line = channel.order();

@@ -5,10 +5,11 @@
 namespace troupe::testing {
 namespace {
 
-/// In which the next life of a decode process must be up and ask, in an emulated machine as well.
+/// The next life of a decode process must be up and ask within this time, even in an emulated
+/// machine.
 const std::chrono::milliseconds window = have_verbs() ? 10s : sanitized ? 4s : 2s;
 
-/// A deployment that keeps a source for another decode node, for a while.
+/// A deployment that keeps a source for another decode node for some time.
 class retry : public fault {
  protected:
   retry() : fault{with_window()} {}
@@ -27,7 +28,7 @@ TEST_P(retry, serves_another_decode_from_the_same_blocks_and_gives_it_the_whole_
   first->end(SIGKILL);
   begin(*second);
   ASSERT_EQ(ask(*second, "receive r 50"), "ok");
-  // Longer than the window: it was for the arrival of another decode, not for its transfer.
+  // Longer than the window, which bounds the arrival of another decode, not its transfer.
   events->listen_for(window + 500ms);
   ASSERT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
   ASSERT_TRUE(node->layers_ready(id, 2, 4, 50));
@@ -82,7 +83,7 @@ TEST_P(retry, a_rank_that_asks_for_more_than_there_is_leaves_the_source_to_other
   const auto refused = ask(*first, "outcome 3");
   EXPECT_EQ(refused.rfind("out_of_range", 0), 0U) << refused;
   EXPECT_NE(refused.find("hold 64"), std::string::npos) << refused;
-  // More than it turns out to be, in blocks that hold so many.
+  // More tokens than the source will have, but no more than its blocks hold.
   ASSERT_EQ(ask(*first, "receive r 60"), "ok");
   ASSERT_TRUE(events->moving());
   ASSERT_TRUE(node->layers_ready(id, 0, 4, 50));

@@ -1,5 +1,5 @@
-// A peer stands still or is cut off while something is in flight: it is lost within `peer_silence`. And
-// the peers that only look as if: idle ones, busy ones, slow ones.
+// A peer is frozen or cut off while something is in flight: it is lost within `peer_silence`. Peers
+// that only look silent, because they are idle, busy or slow, are not.
 
 #include <gmock/gmock.h>
 
@@ -17,8 +17,8 @@ constexpr auto silence = 1000ms;
 
 class silent : public breakable {
  protected:
-  /// Nobody but the links watches: to the supervisor and the network layer everybody lives. The default
-  /// where no `peer_silence` is named, and in the virtual machine.
+  /// Only the links watch: the supervisor and the network layer take every node for alive. Without
+  /// a `peer_silence`, and in the virtual machine, the default applies.
   static cluster_options watched_by_links(const std::string& peer_silence = {}) {
     auto options = patient(GetParam());
     options.peer_silence = have_verbs() ? "" : peer_silence;
@@ -27,7 +27,7 @@ class silent : public breakable {
   silent() : breakable{watched_by_links()} {}
   explicit silent(cluster_options options) : breakable{std::move(options)} {}
 
-  /// The one outcome of the operation, since the peer has been silent since `from`.
+  /// Expects the operation's one outcome to be the loss of a peer silent since `from`.
   void expect_noticed(operation_id id, std::chrono::steady_clock::time_point from) {
     ASSERT_TRUE(events->outcome(id));
     EXPECT_GE(std::chrono::steady_clock::now() - from, silence / 2)
@@ -38,12 +38,12 @@ class silent : public breakable {
     EXPECT_THAT(t.why.message, HasSubstr("has been silent for "));
     EXPECT_THAT(t.why.message, HasSubstr(" ms"));
   }
-  /// The link of this node has never broken.
+  /// Expects that the link of this node has never broken.
   void expect_never_broken() {
     EXPECT_EQ(link().rebuilds, 0u) << link().last_break;
     EXPECT_EQ(link().state, "up");
   }
-  /// A transfer of which half the layers have been told, and the decode side knows.
+  /// A transfer whose first half of layers has been reported to the decode side.
   operation_id half_received() {
     const auto id = receive_two_layers(7);
     events->listen_for(100ms);
@@ -61,7 +61,7 @@ TEST_P(silent, frozen_prefill_is_lost_to_the_decode_side_and_served_by_another_l
   auto& t = events->of(id);
   ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
   EXPECT_TRUE(whole(*node));
-  // When it goes on it hears the same, and is a peer like any other.
+  // When it continues, it gets the same error, and is usable like any other peer.
   first->signal(SIGCONT);
   EXPECT_THAT(ask(*first, "outcome"), HasSubstr("peer_lost"));
   take_from(*first, "after", 9);
@@ -116,10 +116,11 @@ TEST_P(silent, peer_that_waits_for_long_is_no_silent_peer) {
 TEST_P(silent, peer_is_not_blamed_for_the_time_in_which_this_process_stood_still_itself) {
   start_prefill();
   take_from(*first, "before", 1);
-  // The other side has nothing in flight yet, and waits for nothing: it does not blame us either.
+  // The other side has nothing in flight yet and waits for nothing, so it does not blame this
+  // process either.
   const auto id = receive("r", 50);
   events->listen_for(100ms);
-  // By a third process, since who stands still cannot wake himself.
+  // A third process sends SIGCONT, since a stopped process cannot wake itself.
   const auto self = ::getpid();
   const auto waker = ::fork();
   if (waker == 0) {
@@ -141,20 +142,20 @@ TEST_P(silent, engine_that_polls_and_computes_for_long_is_not_blamed) {
   start_decode(progress::polling);
   kvcache::allocation blocks;
   const auto id = send_two_layers(blocks, 3);
-  // It waits for the next line, and does not poll.
+  // The engine waits for the next line, and does not poll.
   events->listen_for(4s);
   EXPECT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
   ASSERT_TRUE(node->layers_ready(id, 2, 4, 50));
   ASSERT_TRUE(node->seal(id, 50));
   EXPECT_EQ(ask(*first, "outcome 3"), "done");
-  // Its release may wait for the next time that it polls.
+  // Its release may have to wait for its next poll.
   EXPECT_EQ(events->of(id).failed, 0) << to_string(events->of(id).why);
   expect_never_broken();
 }
 
 INSTANTIATE_TEST_SUITE_P(every_way, silent, ::testing::ValuesIn(every_way()), name_of);
 
-/// Caches on GPUs, over their own backend.
+/// Caches on GPUs, over the GPU backend.
 std::vector<way> over_xgmi() {
   std::vector<way> ways;
   for (const auto& w : gpu_ways()) {
@@ -166,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(over_gpus, silent, ::testing::ValuesIn(over_xgmi()), na
 
 // -- short silences
 
-/// Each silence is much shorter than the peer is given, and all of them together are longer.
+/// Each silence is much shorter than `peer_silence`, and all of them together are longer.
 class silent_for_short_times : public silent {
  protected:
   silent_for_short_times() : silent{watched_by_links("4s")} {}
@@ -194,7 +195,8 @@ INSTANTIATE_TEST_SUITE_P(over_gpus, silent_for_short_times, ::testing::ValuesIn(
 
 class silent_under_load : public silent {
  protected:
-  /// Longer than its silences, and shorter than all of them in one transfer.
+  /// `peer_silence` is longer than each silence, and shorter than all silences of one transfer
+  /// together.
   silent_under_load() : silent{watched_by_links("4s")} {}
   static constexpr std::uint32_t tokens = 12'000;
 };
@@ -208,7 +210,7 @@ TEST_P(silent_under_load, slow_peer_with_large_batches_is_not_blamed) {
     const auto id = receive(request, tokens);
     first->channel().say("ready 4");
     first->channel().say("seal");
-    // A tenth of the time is its own.
+    // The peer runs for a tenth of the time.
     for (int i = 0; i < 12; ++i) {
       events->listen_for(40ms);
       first->stop();
@@ -227,8 +229,8 @@ INSTANTIATE_TEST_SUITE_P(every_way, silent_under_load, ::testing::ValuesIn(every
 
 // -- a wire that is cut
 
-/// The prefill node has an address of its own, which can be cut off: from the decode node, not from the
-/// supervisor.
+/// The prefill node has an address of its own, which can be cut off from the decode node but not
+/// from the supervisor.
 class cut_off : private own_network, public silent {
  protected:
   explicit cut_off(const std::string& peer_silence = {}) : silent{apart(peer_silence)} {}
@@ -251,7 +253,7 @@ TEST_P(cut_off, prefill_is_lost_to_the_decode_side_and_hears_the_same_when_the_w
   ASSERT_TRUE(cut_prefill());
   expect_noticed(id, at);
   ASSERT_TRUE(events->unpinned(id));
-  // It lives, and has given up as well.
+  // The prefill node is alive, and has given up as well.
   EXPECT_THAT(ask(*first, "outcome"), HasSubstr("peer_lost"));
   ASSERT_TRUE(mend_wire());
 }
@@ -269,7 +271,7 @@ TEST_P(cut_off, decode_is_lost_to_the_prefill_side) {
   ASSERT_TRUE(mend_wire());
 }
 
-/// A moment is shorter than the silence also where the machine takes seconds to cut and to mend.
+/// The cut is shorter than `peer_silence` even where the machine takes seconds to cut and mend.
 class cut_off_briefly : public cut_off {
  protected:
   cut_off_briefly() : cut_off{"20s"} {}
@@ -285,7 +287,7 @@ TEST_P(cut_off_briefly, goes_on_where_it_was) {
   expect_never_broken();
 }
 
-/// Of those ways only tcp goes over an address.
+/// Of the backends only tcp uses an address.
 std::vector<way> over_addresses() {
   if (have_verbs()) return {};
   return {{"tcp", "write"}, {"tcp", "read"}};

@@ -1,5 +1,5 @@
-// The actors of a process get no thread for a while, and something is in flight with it: its links still
-// answer, since that takes none of them.
+// The actors of a process get no thread for a while, and something is in flight with it: its links
+// still answer, since that takes no actor thread.
 
 #include "troupe/actors/link/link.hpp"
 
@@ -8,7 +8,7 @@
 namespace troupe::actors::testing {
 namespace {
 
-/// Remembers the handles of links.
+/// Records the handles of links.
 engine_port_actor::behavior_type remembering_port(engine_port_actor::pointer,
                                                   inbox_ptr<link_handle> ready) {
   return {
@@ -22,7 +22,7 @@ engine_port_actor::behavior_type remembering_port(engine_port_actor::pointer,
   };
 }
 
-/// A node that makes one end of a link of each request.
+/// A node that spawns one end of a link for each request.
 node_actor::behavior_type accepting(node_actor::pointer self, context_ptr context,
                                     engine_port_actor port) {
   return {
@@ -39,7 +39,7 @@ node_actor::behavior_type accepting(node_actor::pointer self, context_ptr contex
   };
 }
 
-/// A session for which something is in flight, and which hears what becomes of its link.
+/// A session with something in flight, which records what happens to its link.
 session_actor::behavior_type waiting(session_actor::pointer, inbox_ptr<std::string> heard) {
   return {[heard](session_event& event) {
     if (const auto* lost = std::get_if<link_is_lost>(&event.what)) {
@@ -50,7 +50,7 @@ session_actor::behavior_type waiting(session_actor::pointer, inbox_ptr<std::stri
   }};
 }
 
-/// Keeps a thread of the scheduler.
+/// Occupies a thread of the scheduler.
 void idler(caf::event_based_actor* self, std::chrono::milliseconds time) {
   std::this_thread::sleep_for(time);
   self->quit();
@@ -95,11 +95,11 @@ TEST_P(stalled_actors, are_no_silent_peer) {
   const auto session = here.system().spawn(waiting, heard);
   here.own(session);
   caf::anon_send(link, link_command{attach_session{transfer_id{1}, session, 0}});
-  // More of them than the scheduler has threads.
+  // More idlers than the scheduler has threads.
   for (int i = 0; i < 4; ++i) there.system().spawn(idler, 1500ms);
   std::this_thread::sleep_for(3s);
   EXPECT_EQ(heard->size(), 0u) << *heard->at(0);
-  // It does notice those that are gone.
+  // A process that is really gone is noticed.
   theirs->endpoint->stop();
   for (int i = 0; i < 4; ++i) there.system().spawn(idler, 5s);
   EXPECT_TRUE(heard->at(0)) << "nobody watches";

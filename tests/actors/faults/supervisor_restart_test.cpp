@@ -1,4 +1,5 @@
-// The supervisor is killed under running transfers and comes back at its port: every process is real.
+// The supervisor is killed under running transfers and comes back at its port. Every process is
+// real.
 
 #include <algorithm>
 #include <chrono>
@@ -27,8 +28,8 @@ using ::testing::HasSubstr;
 
 constexpr std::uint32_t tokens = 50;
 
-/// Two replicas of each stage, each in a process of its own; decode-N takes from prefill-N without
-/// an end. A second supervisor waits, forked before there are threads, to take the place of the first.
+/// Two replicas of each stage, each in a process of its own. decode-N receives from prefill-N
+/// without end. A second supervisor, forked before there are threads, waits to replace the first.
 class restarted_supervisor : public ::testing::Test {
  protected:
   explicit restarted_supervisor(std::chrono::milliseconds interval = 1s) : interval_{interval} {
@@ -41,7 +42,7 @@ class restarted_supervisor : public ::testing::Test {
       prefills_.push_back(node("prefill-" + std::to_string(pair), pair, give_for_ever));
     }
   }
-  /// Kills the first one, and starts the second at its port.
+  /// Kills the first supervisor, and starts the second at its port.
   void replace_after(std::chrono::milliseconds pause) {
     first_->end(SIGKILL);
     std::this_thread::sleep_for(pause);
@@ -68,7 +69,7 @@ class restarted_supervisor : public ::testing::Test {
   bool becomes_whole() {
     return comes_true([&] { return all_up(members()); }, 10ms);
   }
-  /// Ends the pairs: decode says how many it took, prefill is told to have given as many.
+  /// Ends both pairs. Expects no failure at either side and no wrong byte.
   void expect_no_failure() {
     for (const std::size_t pair : {0u, 1u}) {
       decodes_[pair]->channel().say("end");
@@ -83,7 +84,7 @@ class restarted_supervisor : public ::testing::Test {
     child.channel().say(line);
     return child.channel().hear().value_or("silence");
   }
-  /// So many transfers are done since that was asked.
+  /// Expects more transfers to be done from now on.
   static void expect_progress(forked& child) {
     const auto before = std::stol(ask(child, "count"));
     EXPECT_TRUE(comes_true([&] { return std::stol(ask(child, "count")) >= before + 3; }, 20ms))
@@ -116,7 +117,7 @@ class restarted_supervisor : public ::testing::Test {
     return of;
   }
 
-  /// Waits for its port, and then is the supervisor there.
+  /// Waits for a port, then runs the supervisor there.
   int supervise(line_channel& channel) const {
     cluster::quiet("supervisor");
     const auto port = channel.order();
@@ -153,7 +154,7 @@ class restarted_supervisor : public ::testing::Test {
     });
   }
 
-  /// Answers what the test asks meanwhile. False: it shall end.
+  /// Answers what the test asks meanwhile. Returns false if the node is to end.
   static bool answer(engine& node, listener& events, line_channel& channel, long done) {
     const auto line = channel.hear(2ms);
     if (!line) return true;
@@ -192,7 +193,8 @@ class restarted_supervisor : public ::testing::Test {
         (void)node.layers_ready(*sent, layer, layer + 2, tokens);
       }
       (void)node.seal(*sent, tokens);
-      // Also where transfers are so quick that nothing is waited for.
+      // Answer at least once per transfer, even if transfers end so fast that nothing is waited
+      // for.
       bool ends = !answer(node, events, channel, number);
       while (!ends && !events.unpinned(*sent, 5ms)) ends = !answer(node, events, channel, number);
       failed += events.of(*sent).failed;
@@ -223,7 +225,7 @@ class restarted_supervisor : public ::testing::Test {
                                  0ms,
                                  false});
       if (!asked) return 2;
-      // What was asked for is taken to its end.
+      // The transfer is taken to its end.
       while (!events.unpinned(*asked, 5ms)) {
         ends = ends || !answer(node, events, channel, number);
       }
@@ -268,7 +270,8 @@ TEST_F(restarted_supervisor,
   expect_no_failure();
 }
 
-/// Slower than a file may ask for: whoever looked for it only with the next one would find it after every wait.
+/// Slower than a file may ask for. A node that looked for the supervisor only with its next
+/// heartbeat would be too late for every wait.
 class restarted_between_slow_heartbeats : public restarted_supervisor {
  protected:
   restarted_between_slow_heartbeats() : restarted_supervisor{10 * wait_limit} {}
@@ -298,7 +301,8 @@ TEST_F(restarted_supervisor,
   EXPECT_THAT(ask(*prefills_[0], "place 600000"), HasSubstr("the supervisor"));
   for (auto& one : decodes_) expect_progress(*one);
   replace_after(0ms);
-  // It knows who was there: a request in its line is placed as soon as they are back.
+  // The new supervisor knows the former members: a queued request is placed as soon as they are
+  // back.
   ASSERT_NO_FATAL_FAILURE(connect());
   const auto time_ms = static_cast<std::uint32_t>(std::chrono::milliseconds{wait_limit}.count());
   const auto placed = client_->place({"r", "prefill", "decode", time_ms, {}});

@@ -1,5 +1,5 @@
-// The link cannot be made again, or only over another backend. And, in the virtual machine, wires that
-// are cut for less than the NIC's patience, for more, and for good.
+// The link cannot be rebuilt, or only over another backend. In the virtual machine also: wires that
+// are cut for less than the NIC's patience, for longer, and for good.
 
 #include <gmock/gmock.h>
 
@@ -35,7 +35,7 @@ TEST_P(unmendable, fails_both_sides_naming_the_cause_and_gives_their_blocks_back
   ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
   EXPECT_TRUE(whole(*node));
   EXPECT_THAT(ask(*first, "outcome"), HasSubstr("in 0 attempts"));
-  // Whoever lives is reached again by what comes next.
+  // A live peer is reached again by the next operation.
   take_from(*first, "next", 8);
 }
 
@@ -67,7 +67,8 @@ INSTANTIATE_TEST_SUITE_P(every_way, fallen_back, ::testing::ValuesIn(every_way()
 
 // -- real wires
 
-/// Only writes: Soft-RoCE that loses a packet in the middle of a read may go on with wrong bytes.
+/// Writes only: Soft-RoCE that loses a packet in the middle of a read may continue with wrong
+/// bytes.
 class torn_wire : public breakable {
  protected:
   explicit torn_wire(const std::string& more = ", rdma: {timeout: 14}")
@@ -78,11 +79,11 @@ class torn_wire : public breakable {
     options.deadline = "10min";
     options.transport_more = ", max_reconnects: 2" + more;
     options.connect_timeout = "5s";
-    // NICs in software that send again and again leave little to whoever sends heartbeats.
+    // Software NICs that retransmit leave little processor time for heartbeats.
     options.heartbeat_timeout = "30min";
     return options;
   }
-  /// The wire is torn under load until the link is being made again, and a second longer.
+  /// Tears the wire under load until the link is being rebuilt, and for a second longer.
   void expect_another_link_between(const std::string& torn, const std::string& mended) {
     start_load();
     events->listen_for(30ms);
@@ -95,7 +96,7 @@ class torn_wire : public breakable {
   }
 };
 
-/// NICs that send again seven times, every 2 s.
+/// NICs that retransmit seven times, every 2 s.
 class patiently_torn_wire : public torn_wire {
  protected:
   patiently_torn_wire() : torn_wire{", rdma: {timeout: 19, retry_count: 6}"} {}

@@ -1,5 +1,6 @@
-// An engine that watches its cluster, in which engines join, leave, are killed and come back, and a supervisor is
-// restarted: every process is real. What it is told is held against what happened, life by life.
+// An engine that watches its cluster, in which engines join, leave, are killed and come back, and a
+// supervisor is restarted. Every process is real. The events are compared with the true course,
+// life by life.
 
 #include <algorithm>
 #include <memory>
@@ -26,11 +27,12 @@ using ::testing::StartsWith;
 
 enum class record { kept, not_kept };
 
-/// Supervisors and engines that wait to be told what to do, forked before there are threads; and in this process
+/// Supervisors and engines that wait for orders, forked before there are threads. In this process:
 /// an engine that watches, and a store that the file names.
 class watching_engine : public ::testing::Test {
  protected:
-  /// `timeout`: of heartbeats. No engine here is slow: only those that are gone are not heard for so long.
+  /// `timeout`: of heartbeats. No engine here is slow, so only those that are gone are silent for
+  /// that long.
   watching_engine(const std::string& timeout, record of) : timeout_{timeout}, record_{of} {
     first_ = std::make_unique<forked>([this](line_channel& c) { return supervise(c); });
     second_ = std::make_unique<forked>([this](line_channel& c) { return supervise(c); });
@@ -53,11 +55,11 @@ class watching_engine : public ::testing::Test {
 
   [[nodiscard]] int port() const { return port_; }
 
-  /// Of a replica; the first one of it.
+  /// The first process of that replica.
   [[nodiscard]] forked& engine_called(char replica) {
     return *engines_.at(static_cast<std::size_t>(replica - 'a'));
   }
-  /// The incarnation of the life that begins.
+  /// Returns the incarnation of the new life.
   std::uint64_t join(forked& engine) {
     engine.channel().say("join " + std::to_string(port_));
     return joined(engine);
@@ -80,7 +82,7 @@ class watching_engine : public ::testing::Test {
     }
     return std::move(*started);
   }
-  /// Kills the first supervisor, and starts the second at its port once `meanwhile` is done.
+  /// Kills the first supervisor, runs `meanwhile`, and starts the second at its port.
   template <class Meanwhile>
   void replace_supervisor(Meanwhile&& meanwhile) {
     first_->end(SIGKILL);
@@ -89,9 +91,9 @@ class watching_engine : public ::testing::Test {
     EXPECT_EQ(second_->channel().hear().value_or("silence"), std::to_string(port_));
   }
 
-  // -- what it is told
+  // -- events of the watching engine
 
-  /// Until that life of a replica is told to be so.
+  /// Waits for an event with that life of a replica in that state.
   bool hears(const std::string& replica, std::uint64_t life, member_state state) {
     return hears_of("engines." + replica + ".0", life, state);
   }
@@ -116,8 +118,8 @@ class watching_engine : public ::testing::Test {
       heard_.push_back(*of_member);
     }
   }
-  /// The first and the last word of each life of a node, in order: "7 there", "7 gone". What its state was in
-  /// between is chance.
+  /// The first and last event of each life of a node, in order: "7 there", "7 gone". The states in
+  /// between depend on chance.
   [[nodiscard]] std::vector<std::string> lives_of(const std::string& replica) const {
     std::vector<std::string> lives;
     bool there = false;
@@ -158,7 +160,7 @@ class watching_engine : public ::testing::Test {
         "edges:\n  - {from: engines, to: engines, mode: read}\n");
   }
 
-  /// Waits for its port, and then is the supervisor there.
+  /// Waits for a port, then runs the supervisor there.
   int supervise(line_channel& channel) const {
     cluster::quiet("supervisor");
     const auto port = channel.order();
@@ -187,7 +189,7 @@ class watching_engine : public ::testing::Test {
     return 0;
   }
 
-  /// A process that joins as that replica as often as it is told to, each time in another life.
+  /// A process that joins as that replica on each order, every time in another life.
   [[nodiscard]] std::unique_ptr<forked> engine_of(const std::string& replica) const {
     return std::make_unique<forked>([this, replica](line_channel& channel) {
       cluster::quiet(replica);
@@ -219,7 +221,7 @@ class watching_engine : public ::testing::Test {
   watch_judge judge_;
 };
 
-/// Only what is told ends a life here, no silence.
+/// Here only an event at the supervisor ends a life, never silence.
 struct of_a_steady_supervisor : watching_engine {
   of_a_steady_supervisor() : watching_engine{"10min", record::not_kept} {}
 };
@@ -291,7 +293,7 @@ TEST_F(of_a_steady_supervisor, is_told_nothing_more_once_it_has_stopped) {
   ASSERT_TRUE(hears("a", a1, member_state::up));
   const auto b1 = join(engine_called('b'));
   ASSERT_NE(b1, 0u);
-  // What waits to be told by then is not told either.
+  // An event that is queued by then is not delivered either.
   ASSERT_TRUE(comes_true([this] {
     pollfd shown{watcher_->event_fd(), POLLIN, 0};
     return ::poll(&shown, 1, 0) == 1;
@@ -315,7 +317,7 @@ TEST_F(of_a_steady_supervisor, waits_for_its_operations_beside_what_it_is_told_o
   EXPECT_EQ(of_none.error().code, errc::not_found);
 }
 
-/// Silence ends a life, too: that is how the next supervisor finds out who is gone.
+/// Silence also ends a life, which is how the next supervisor finds out which nodes are gone.
 class of_a_restarted_supervisor : public watching_engine,
                                   public ::testing::WithParamInterface<record> {
  protected:
@@ -338,7 +340,7 @@ TEST_P(of_a_restarted_supervisor, is_told_gone_who_is_and_nobody_else) {
 
   replace_supervisor([&] {
     b.end(SIGKILL);
-    leave(c);  // nobody hears that it leaves
+    leave(c);  // no supervisor learns that it leaves
     leave(d);
     d.channel().say("join " + std::to_string(port()));
   });

@@ -1,4 +1,4 @@
-// What is concluded from a peer's silence, moment by moment, and the frames by which it is asked.
+// The conclusions drawn from a peer's silence, moment by moment, and the frames that ask the peer.
 
 #include "troupe/actors/link/link_pulse.hpp"
 
@@ -20,7 +20,7 @@ class pulse : public ::testing::Test {
   static constexpr link_pulse::time_point start{std::chrono::hours{1}};
 
   pulse() { watched.begin(start); }
-  /// What every look up to `end` says, one per period.
+  /// The advice of every look up to `end`, one look per period.
   std::vector<advice> look_until(link_pulse::time_point end) {
     std::vector<advice> said;
     while (at + watched.period() <= end) {
@@ -47,7 +47,7 @@ TEST_F(pulse, of_a_frozen_peer_ends_within_the_patience_wherever_between_two_loo
     at = start;
     watched.begin(start);
     EXPECT_EQ(watched.look(at += 100ms), advice::nothing);
-    watched.sign(at);  // its last words were read by this look, and said at `froze`
+    watched.sign(at);  // its last frames were sent at `froze` and read by this look
     auto said = advice::nothing;
     while (said != advice::peer_is_silent) said = watched.look(at += 100ms);
     EXPECT_LE(at - (start + froze), 1000ms);
@@ -76,7 +76,7 @@ TEST_F(pulse, does_not_take_an_old_word_of_the_process_for_an_answer) {
 
 TEST_F(pulse, begins_anew_where_it_was_not_looked_at_itself) {
   look_until(start + 700ms);
-  at += 5s;  // stopped, and continued
+  at += 5s;  // this process was stopped and continued
   EXPECT_EQ(watched.look(at), advice::ask);
   EXPECT_EQ(watched.silence(at), 0ms);
   EXPECT_EQ(look_until(at + 700ms).back(), advice::ask_both_ways);

@@ -1,4 +1,4 @@
-// Requests that name the same affinity stay together while their replicas are up, and no longer.
+// Requests with the same affinity stay together while their replicas are up, and no longer.
 
 #include "routing_fixture.hpp"
 
@@ -21,8 +21,8 @@ TEST_P(affinity, keeps_a_request_and_its_companions_together_in_every_stage) {
   const auto prefill = first.prefill.front().replica;
   const auto decode = first.decode.front().replica;
   for (int i = 0; i < 50; ++i) {
-    c.decodes(i % 3);                                        // others go where the policy says
-    c.beat("decode-" + std::to_string(decode) + "-0", 100);  // and it is the longest queue
+    c.decodes(i % 3);                                        // others follow the policy
+    c.beat("decode-" + std::to_string(decode) + "-0", 100);  // this replica has the longest queue
     const placement next = c.place("conversation");
     ASSERT_EQ(next.prefill.front().replica, prefill);
     ASSERT_EQ(next.decode.front().replica, decode);
@@ -116,7 +116,7 @@ TEST(affinities, that_were_not_asked_for_the_longest_are_forgotten_beyond_the_bo
   EXPECT_EQ(c.decode("b"), 1u);
   EXPECT_EQ(c.decode("c"), 2u);
   EXPECT_EQ(c.decode("a"), 0u);
-  EXPECT_EQ(c.decode("d"), 3u);  // instead of b
+  EXPECT_EQ(c.decode("d"), 3u);  // `b` is forgotten
   EXPECT_EQ(c.decode("a"), 0u);
   EXPECT_EQ(c.decode("c"), 2u);
   EXPECT_EQ(c.decode("b"), 0u) << "b is new again, and the round goes on";

@@ -1,6 +1,6 @@
 #pragma once
 
-/// A table of members with a clock that the test moves, as the supervisor's does, in ticks.
+/// A membership table whose clock the test moves in ticks, as the supervisor does.
 
 #include <algorithm>
 #include <chrono>
@@ -18,7 +18,7 @@ constexpr std::uint64_t life_1 = 101;
 constexpr std::uint64_t life_2 = 102;
 constexpr std::uint64_t life_3 = 103;
 
-/// What a node of that deployment asks for, as its slot says.
+/// The registration request of a node of that deployment, as its slot describes it.
 inline registration_request request_of(const membership_options& deployment,
                                        const std::string& name, std::uint64_t life,
                                        std::uint16_t port = 5000) {

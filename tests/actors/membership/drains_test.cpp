@@ -1,4 +1,4 @@
-// When a drained replica may leave, and what a node makes of the orders that it gets.
+// When a drained replica may leave, and how a node handles drain orders.
 
 #include "troupe/actors/membership/drains.hpp"
 
@@ -19,7 +19,7 @@ struct drain_of_a_replica : ::testing::Test {
   steady_time now{std::chrono::hours{1}};
   std::size_t unfinished{0};
   static constexpr std::uint64_t drain_epoch{40};
-  std::uint64_t seen{drain_epoch};  ///< by the ranks
+  std::uint64_t seen{drain_epoch};  ///< the epoch that the ranks have seen
 
   void SetUp() override {
     drains.begin("decode", 0, {{"decode-0-0", 1}, {"decode-0-1", 2}}, milliseconds{30'000},
@@ -39,7 +39,7 @@ struct drain_of_a_replica : ::testing::Test {
     h.load.active_transfers = transfers;
     drains.heard(h);
   }
-  /// Why it leaves; empty: it does not yet.
+  /// Why the replica leaves. Empty if it does not leave yet.
   std::string leaves() {
     std::string why;
     for (const auto& verdict : judge()) {
@@ -49,8 +49,8 @@ struct drain_of_a_replica : ::testing::Test {
   }
 };
 
-// Found by the simulated cluster, seed 8819: a supervisor that had stood still read the order to drain
-// and old heartbeats in one go.
+// Found by the simulated cluster, seed 8819: a supervisor that had been frozen read the drain order
+// and old heartbeats at once.
 TEST_F(drain_of_a_replica, does_not_leave_for_beats_that_were_sent_before_it_knew_of_the_drain) {
   seen = drain_epoch - 1;
   for (int i = 0; i < 5; ++i) {

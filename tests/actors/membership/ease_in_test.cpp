@@ -23,7 +23,7 @@ router_options eased(placement_policy policy, std::uint32_t ranks = 1) {
   return o;
 }
 
-/// Three decode replicas, of which the last is not there yet and the others have long been.
+/// Three decode replicas. The third has not joined yet, the others joined long ago.
 class ease_in : public ::testing::TestWithParam<placement_policy> {
  protected:
   routed_cluster c{eased(GetParam())};
@@ -107,7 +107,7 @@ TEST_P(ease_in, lets_the_second_of_two_newcomers_follow_the_first) {
   c.now += seconds{5};
   c.set("decode-2-0", node_state::up, 1);
   c.set("decode-1-0", node_state::down, 1);
-  // 5 s and 0 s of 10: a whole share and a half.
+  // Eased in for 5 s and 0 s of 10 s: the others have one and a half shares.
   EXPECT_NEAR(c.taken_of(3000, 2), 1000, 120);
 }
 
@@ -199,7 +199,7 @@ TEST_F(empty_newcomer, has_a_queue_that_grows_with_its_share_while_requests_come
   for (int ms = 0; ms < 20'000; ms += 10) {
     c.now += milliseconds{10};
     for (int i = 0; i < 3; ++i) ++queues[c.decode()];
-    for (std::uint32_t r = 0; r < 3; ++r) {  // each serves one request in that time, and says so
+    for (std::uint32_t r = 0; r < 3; ++r) {  // each serves one request and reports it
       if (queues[r] > 0) --queues[r];
       c.beat("decode-" + std::to_string(r) + "-0", queues[r]);
     }

@@ -1,4 +1,4 @@
-// The text of what must survive a supervisor: read back as it was, and never misread.
+// The text of the state that survives a supervisor: it is read back exactly, and never misread.
 
 #include "troupe/actors/membership/membership_record.hpp"
 

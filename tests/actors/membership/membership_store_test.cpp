@@ -1,4 +1,4 @@
-// The file of a supervisor, as processes that are killed, disks that are full and strangers leave it.
+// The state file of a supervisor, as killed processes, full disks and strangers leave it.
 
 #include "troupe/actors/membership/membership_store.hpp"
 
@@ -166,7 +166,7 @@ TEST_F(state_file, that_cannot_be_read_for_want_of_descriptors_is_left_and_the_s
   ::close(lowest);
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit one_more{static_cast<rlim_t>(lowest) + 1, before.rlim_max};  // for the lock alone
+  const rlimit one_more{static_cast<rlim_t>(lowest) + 1, before.rlim_max};  // only for the lock
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &one_more), 0);
   const auto store = membership_store::open(path, "demo");
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
@@ -199,7 +199,7 @@ TEST_F(state_file, behind_a_symbolic_link_is_written_where_the_link_points) {
 
 TEST_F(state_file, that_cannot_be_written_for_a_while_is_written_when_it_can_be_again) {
   const auto store = open();
-  fs::create_directory(path + ".tmp");  // where the next write goes
+  fs::create_directory(path + ".tmp");  // blocks the next write
   store->save(with_epoch(5));
   std::this_thread::sleep_for(200ms);
   fs::remove(path + ".tmp");

@@ -1,4 +1,5 @@
-// What nodes say of their own failures, and what a table knows of the supervisor before its own.
+// Failures that nodes report themselves, and the state that a table inherits from a former
+// supervisor.
 
 #include <gmock/gmock.h>
 
@@ -47,7 +48,7 @@ struct survival : clocked_membership {
     }
     return {};
   }
-  /// Another supervisor takes over from what this one kept.
+  /// A new supervisor takes over from the saved state.
   void restart() {
     const auto left = table.record();
     table = membership_table{deployment};
@@ -78,7 +79,7 @@ TEST_F(survival, a_reported_failure_ends_when_the_same_life_registers_again) {
   EXPECT_EQ(shown("decode-0").reason, "first heartbeat");
   EXPECT_FALSE(table.reports_failure("decode-0"));
   EXPECT_EQ(shown("decode-0").registered, registered) << "it was not out of the cluster";
-  // Silent while it was down by its own report, it is lost: what was placed there is void.
+  // A node that falls silent while it is down by its own report is lost: placements there are void.
   (void)beat("decode-0", life_1, "no memory");
   pass(milliseconds{6000});
   bring_up("decode-0", life_1);
@@ -180,13 +181,13 @@ TEST(loads, of_large_clusters_are_published_less_often_and_states_are_not) {
   busy.sequence = 2;
   busy.load.queue_length = 6;
   ASSERT_EQ(table.heard(busy, now), heartbeat_verdict::known);
-  // A thousand lists of a thousand nodes: one such round in 50 s.
+  // A thousand lists of a thousand nodes: the budget allows one such round in 50 s.
   EXPECT_FALSE(table.take_broadcast(now + std::chrono::seconds{50}));
   EXPECT_TRUE(table.take_broadcast(now + std::chrono::seconds{51}));
 }
 
-// Each list of n nodes goes to n nodes, and the network layer takes whatever it is given: lists that
-// come faster than they can go pile up there, and heartbeats stand behind them.
+// Each list of n nodes goes to n nodes, and the network layer accepts any amount: lists that are
+// sent faster than they can be transferred pile up there and delay heartbeats.
 TEST(changes, of_a_thousand_nodes_that_register_at_once_are_told_in_so_many_entries_as_can_go_out) {
   const auto options = decodes(1000);
   membership_table table{options};
@@ -208,7 +209,7 @@ TEST(changes, of_a_thousand_nodes_that_register_at_once_are_told_in_so_many_entr
   for (; now < start + std::chrono::seconds{10}; now += milliseconds{50}) tell();
   EXPECT_LT(entries, 3'000'000u);
   EXPECT_FALSE(table.take_broadcast(now)) << "everything is told by now";
-  // One change after that is told at once.
+  // A single change after that is published at once.
   ASSERT_TRUE(table.connection_lost("decode-7", life_1, "killed", now));
   EXPECT_TRUE(table.take_broadcast(now));
 }
@@ -239,7 +240,7 @@ TEST(broadcast_budget, begins_no_list_with_those_whom_the_last_one_has_reached) 
   std::string told_last;
   std::string told;
   for (int list = 0; list < 5; ++list) {
-    auto waiting = everybody;  // each list takes the place of the one before, which got half way
+    auto waiting = everybody;  // each list replaces the one before, which was half sent
     for (int i = 0; i < 2; ++i) told += told_last = take_next(waiting, told_last);
     EXPECT_EQ(waiting.size(), 3u);
   }
@@ -404,7 +405,7 @@ TEST_F(survival, a_supervisor_collects_for_a_heartbeat_timeout_and_says_so) {
   };
   stays(milliseconds{4900});
   EXPECT_FALSE(table.take_broadcast(now));
-  now += milliseconds{3000};  // it stood still: nobody could register meanwhile
+  now += milliseconds{3000};  // it was frozen, so no node could register meanwhile
   stays(milliseconds{100});
   EXPECT_EQ(table.view().collecting, 1);
   stays(milliseconds{100});
@@ -414,7 +415,7 @@ TEST_F(survival, a_supervisor_collects_for_a_heartbeat_timeout_and_says_so) {
   EXPECT_EQ(whole->epoch, list->epoch);
 }
 
-// -- who uses which name
+// -- which life uses which name
 
 using kind = slot_use::kind;
 
@@ -442,7 +443,7 @@ TEST_F(names, are_free_again_once_every_node_that_is_there_knows_of_the_end) {
   beat_knowing("decode-1", life_2, end);
   EXPECT_EQ(use_of(0), kind::fenced);
   EXPECT_EQ(table.uses(now).at(0).down_epoch, end);
-  // Who cannot know it any more is not waited for.
+  // A node that cannot learn of it any more is not waited for.
   table.connection_lost("decode-1", life_2, "closed", now);
   EXPECT_EQ(use_of(1), kind::fenced);
   ASSERT_TRUE(join("decode-0", life_3));

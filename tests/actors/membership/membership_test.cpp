@@ -30,7 +30,7 @@ membership_options demo_options() {
   return o;
 }
 
-/// Of whose nodes decode-0-0 is the one that things happen to.
+/// A cluster in which decode-0-0 is the node that all events happen to.
 struct membership_of_a_cluster : clocked_membership {
   membership_of_a_cluster() : clocked_membership{demo_options()} {}
 
@@ -45,7 +45,7 @@ struct membership_of_a_cluster : clocked_membership {
   }
   std::optional<node_state> state() const { return table.state_of("decode-0-0"); }
 
-  /// Brings decode-0-0, life 1, into a state.
+  /// Brings life 1 of decode-0-0 into a state.
   void bring_to(std::optional<node_state> wanted) {
     if (!wanted) return;
     ASSERT_TRUE(join("decode-0-0", life_1));
@@ -102,7 +102,7 @@ struct transition {
 };
 
 struct tabled : membership_of_a_cluster, ::testing::WithParamInterface<transition> {
-  /// To decode-0-0. Whether the table agrees to it.
+  /// Applies an event to decode-0-0. Returns whether the table accepts it.
   bool happens(event what) {
     switch (what) {
       case event::same_life: return join("decode-0-0", life_1).has_value();
@@ -181,7 +181,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // -- a drain
 
-/// Every state that a drained node comes into, for every event.
+/// Every state that a drained node can be in, and every event.
 struct every_transition_of_a_drain : tabled {};
 
 TEST_P(every_transition_of_a_drain, ends_in_the_state_of_the_table) {
@@ -517,7 +517,7 @@ TEST_F(membership_of_a_cluster,
 TEST_F(membership_of_a_cluster, a_supervisor_that_stood_still_blames_nobody_for_it) {
   bring_to(up);
   pass(milliseconds{500});
-  now += std::chrono::seconds{60};  // stopped and continued
+  now += std::chrono::seconds{60};  // the supervisor was stopped and continued
   table.tick(now);
   EXPECT_EQ(state(), up);
   pass(milliseconds{2450});
@@ -529,7 +529,7 @@ TEST_F(membership_of_a_cluster, a_supervisor_that_stood_still_blames_nobody_for_
 TEST_F(membership_of_a_cluster, nobody_takes_a_place_because_the_supervisor_stood_still) {
   bring_to(up);
   pass(milliseconds{500});
-  now += std::chrono::seconds{60};  // it reads a registration before the heartbeats that wait
+  now += std::chrono::seconds{60};  // it reads a registration before the heartbeats that are queued
   const auto taken = join("decode-0-0", life_2, 5001);
   ASSERT_FALSE(taken);
   EXPECT_EQ(taken.error().code, errc::already_exists);
@@ -579,7 +579,7 @@ TEST_F(membership_of_a_cluster, every_change_is_reported_once_for_the_log) {
 
 // -- any events in any order
 
-/// What the table must hold, said as simply as possible: when each life was last accepted or heard.
+/// A minimal model of the table: when each life was last accepted or heard.
 struct any_events : ::testing::TestWithParam<std::uint32_t> {};
 
 TEST_P(any_events, keep_epochs_growing_and_nobody_up_who_is_silent_or_stale) {
@@ -588,7 +588,7 @@ TEST_P(any_events, keep_epochs_growing_and_nobody_up_who_is_silent_or_stale) {
   const auto slots = demo_options().slots;
   steady_time now{std::chrono::hours{1}};
   std::map<std::string, std::pair<std::uint64_t, steady_time>>
-      last_heard;  // the life taken in last
+      last_heard;  // the life registered last
   std::map<std::string, std::vector<std::uint64_t>> replaced;
   std::uint64_t next_life = 1;
   std::uint64_t epoch = 0;

@@ -1,4 +1,4 @@
-// A request that is placed once more, since nodes of its former placement were lost to it.
+// A request that is placed again because nodes of its former placement were lost.
 
 #include "routing_fixture.hpp"
 
@@ -74,7 +74,7 @@ TEST_F(once_more, keeps_the_source_while_it_is_up_in_the_same_life) {
   auto second = placed_again(first, {first.decode.front().name}, true);
   EXPECT_EQ(second.prefill.front().replica, source.replica);
   EXPECT_EQ(second.same_source, 1);
-  // Restarted: what it held is gone.
+  // A restarted source has lost its blocks.
   c.set(source.name, node_state::up, 2);
   second = placed_again(second, {second.decode.front().name}, true);
   EXPECT_EQ(second.same_source, 0);
@@ -104,7 +104,7 @@ TEST_F(once_more, gives_its_places_back) {
   EXPECT_EQ(c.routes.queue_length("decode", 0), 1u);
   EXPECT_EQ(c.routes.queue_length("prefill", 0), 1u);
   EXPECT_EQ(c.routes.unfinished("decode", 0), 1u);
-  // Once in line it has none.
+  // A request in line has no places.
   c.set("decode-0-0", node_state::down);
   ASSERT_TRUE(again(second, {"decode-0-0"}, false, 1000));
   EXPECT_EQ(c.routes.queue_length("prefill", 0), 0u);
@@ -187,7 +187,7 @@ TEST_F(once_more, asked_again_since_the_answer_was_lost_is_answered_the_same_and
     unfinished += c.routes.unfinished("decode", replica);
   }
   EXPECT_EQ(unfinished, 1u);
-  // That place is lost, too: the next one counts.
+  // That placement is lost as well, so the next one counts as a new attempt.
   c.set(second.decode.front().name, node_state::up, 2);
   EXPECT_EQ(placed_again(second, {first.decode.front().name}, true).attempt, 3u);
 }

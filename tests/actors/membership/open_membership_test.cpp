@@ -1,5 +1,5 @@
-// Nodes that no file names, at the supervisor's table: who is let in, what becomes of a replica whose
-// ranks disagree, and when a name is free again.
+// Nodes that no file names, at the supervisor's table: which are accepted, what happens to a
+// replica whose ranks disagree, and when a name is free again.
 
 #include <gmock/gmock.h>
 

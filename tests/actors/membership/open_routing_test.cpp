@@ -1,4 +1,5 @@
-// Placing over stages that no file gives nodes: who fits whom, and replicas that come and go.
+// Placements over stages whose nodes no file lists: which nodes fit together, and replicas that
+// come and go.
 
 #include <set>
 
@@ -183,7 +184,7 @@ TEST_F(open_cluster, an_affinity_leaves_a_replica_that_is_gone) {
   const auto first = place("session").decode.front().name;
   for (int i = 0; i < 5; ++i) EXPECT_EQ(place("session").decode.front().name, first);
   is_gone(first);
-  joins("decode", 7, llama);  // takes the place of the one that is gone
+  joins("decode", 7, llama);  // replaces the one that is gone
   const auto moved = place("session");
   EXPECT_NE(moved.decode.front().name, first);
   EXPECT_THAT(moved.sentence, HasSubstr("affinity 'session' moves"));

@@ -1,4 +1,4 @@
-// Which placements, and which links, a node refuses since the one that asks was out of the cluster.
+// Which placements and links a node refuses because the node that asks was out of the cluster.
 
 #include "troupe/actors/membership/placement_epochs.hpp"
 
@@ -75,7 +75,7 @@ TEST(a_placement, is_judged_by_ones_own_registration_before_the_membership_tells
   EXPECT_FALSE(voided_here(old, self, {supervisor, 8}, {supervisor, 8}));
   EXPECT_FALSE(voided_here(old, self, {other_supervisor, 8}, {supervisor, 5}));
   EXPECT_FALSE(voided_here(old, self, {supervisor, 8}, {0, 0}));
-  // Registered again without having been down: the membership knows better.
+  // Registered again without having been down: the newer membership decides.
   EXPECT_FALSE(voided_here(seen_at(9, node_state::up, 3), self, {supervisor, 8}, {supervisor, 5}));
 }
 

@@ -72,7 +72,7 @@ struct router_of_a_cluster : ::testing::Test {
     r.timeout_ms = timeout_ms;
     return routes.place(r, now);
   }
-  /// The decode replica chosen for one more request, which must be placed at once.
+  /// The decode replica of one more request, which must be placed at once.
   std::uint32_t next() {
     const auto outcome = ask();
     return std::get<placement>(*outcome).decode.at(0).replica;
@@ -171,7 +171,7 @@ TEST_F(router_of_a_cluster, random_reaches_every_replica_and_repeats_from_its_se
   EXPECT_EQ(std::set(first.begin(), first.end()), (std::set<std::uint32_t>{0, 1, 2}));
 }
 
-// -- nobody up
+// -- no node up
 
 TEST_F(router_of_a_cluster, says_which_stage_has_nobody_up_and_who_is_missing) {
   set("prefill-1-0", node_state::up);

@@ -1,7 +1,7 @@
 #pragma once
 
-/// A router with the membership that it is told, for tests that change who is up and look where
-/// requests go. Stages `prefill` and `decode`, nodes `decode-REPLICA-RANK`.
+/// A router and the membership that it is given, for tests that change which nodes are up and check
+/// where requests go. Stages are `prefill` and `decode`, nodes `decode-REPLICA-RANK`.
 
 #include <algorithm>
 #include <string>
@@ -51,7 +51,7 @@ struct routed_cluster {
         std::ranges::find(members.members, name, [](const member& m) { return m.node.name; });
     return it == members.members.end() ? nullptr : &*it;
   }
-  /// Without telling the router.
+  /// Changes the membership without telling the router.
   void note(const std::string& name, node_state state, std::uint64_t incarnation,
             std::uint32_t queue = 0) {
     const auto slot = std::ranges::find(options.slots, name, &expected_slot::name);
@@ -92,7 +92,7 @@ struct routed_cluster {
     r.timeout_ms = timeout_ms;
     return routes.place(r, now);
   }
-  /// One more request, which must be placed at once.
+  /// Places one more request, which must succeed at once.
   placement place(const std::string& affinity = "") {
     const auto outcome = ask(affinity);
     if (outcome && std::holds_alternative<placement>(*outcome)) {
@@ -112,7 +112,7 @@ struct routed_cluster {
     for (int i = 0; i < n; ++i) chosen.push_back(decode());
     return chosen;
   }
-  /// Of `n` requests that end at once, those that went to that decode replica.
+  /// How many of `n` requests, each ended at once, went to that decode replica.
   int taken_of(int n, std::uint32_t replica) {
     int taken = 0;
     for (int i = 0; i < n; ++i) {

@@ -143,7 +143,7 @@ TEST_F(queues, know_which_requests_of_the_present_life_have_not_ended) {
   EXPECT_EQ(c.routes.unfinished("decode", 0), 0u) << "what was there ended with it";
 }
 
-/// Engines that serve one request each in a step, and heartbeats that come when they come.
+/// Engines that serve one request each per step, with heartbeats at random times.
 class served_equally : public ::testing::TestWithParam<std::uint32_t> {
  protected:
   static constexpr std::uint32_t replicas = 5;
@@ -218,7 +218,7 @@ class any_events : public ::testing::TestWithParam<std::uint32_t> {
   std::map<ticket_id, std::string> open;                               ///< affinities of tickets
   std::set<ticket_id> ended;
   std::map<std::string, std::uint64_t> lives;
-  bool gave_up{false};  ///< the last step did
+  bool gave_up{false};  ///< in the last step
   int placed{0}, failed{0}, kept{0};
 
   std::uint32_t random(std::uint32_t below) {
@@ -232,7 +232,7 @@ class any_events : public ::testing::TestWithParam<std::uint32_t> {
     o.max_waiting = 8;
     return o;
   }
-  /// What the newest membership says of a replica: its incarnations, or nothing when it is not up.
+  /// A replica's incarnations in the newest membership. Empty if it is not up.
   [[nodiscard]] std::vector<std::uint64_t> life_of(const std::string& stage,
                                                    std::uint32_t replica) {
     std::vector<std::uint64_t> life;
@@ -275,7 +275,7 @@ class any_events : public ::testing::TestWithParam<std::uint32_t> {
   }
   void change_somebody() {
     const auto& slot = c.options.slots[random(static_cast<std::uint32_t>(c.options.slots.size()))];
-    std::uint64_t& life = lives[slot.name];  // none is lived twice
+    std::uint64_t& life = lives[slot.name];  // no incarnation is used twice
     if (life == 0) life = 1;
     if (random(20) == 0) {
       std::erase_if(c.members.members, [&](const member& n) { return n.node.name == slot.name; });

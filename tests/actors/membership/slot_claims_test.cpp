@@ -1,4 +1,4 @@
-// Which node of a stage a process becomes that was started for the stage.
+// Which node of a stage a process becomes when it was started for the stage alone.
 
 #include "troupe/actors/membership/slot_claims.hpp"
 
@@ -16,14 +16,14 @@ using kind = slot_use::kind;
 
 constexpr milliseconds hold{5000};
 
-/// A stage `decode` of some replicas, and what is known of its names.
+/// A stage `decode` with some replicas, and the use of its names.
 struct claims_of_a_stage : ::testing::Test {
   std::vector<expected_slot> slots;
   std::vector<slot_use> uses;
   std::optional<slot_claims> claims;
   steady_time now{std::chrono::hours{1}};
 
-  /// Hosts go round.
+  /// Hosts are assigned in turn.
   void expect(std::uint32_t replicas, std::uint32_t ranks = 1,
               const std::vector<std::string>& hosts = {"127.0.0.1"}) {
     for (std::uint32_t replica = 0; replica < replicas; ++replica) {
@@ -48,17 +48,18 @@ struct claims_of_a_stage : ::testing::Test {
     claim.held = held;
     return claims->claim(claim, uses, now);
   }
-  /// The name that is granted, or why none is.
+  /// Returns the granted name, or the error.
   std::string granted(std::uint64_t incarnation, const std::string& host = "127.0.0.1") {
     const auto answer = ask(incarnation, host);
     return answer ? answer->name : to_string(answer.error());
   }
-  /// The same for a process that was granted this one before, by whatever supervisor.
+  /// Renews a name that some supervisor had granted to this process. Returns the name, or the
+  /// error.
   std::string renewed(std::uint64_t incarnation, const std::string& held) {
     const auto answer = ask(incarnation, "127.0.0.1", held);
     return answer ? answer->name : to_string(answer.error());
   }
-  /// Nothing of what was granted is known to the next supervisor.
+  /// The next supervisor knows nothing of the grants.
   void restart() { claims.emplace("demo", slots, hold); }
   slot_use& use(const std::string& name) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -67,7 +68,7 @@ struct claims_of_a_stage : ::testing::Test {
     ADD_FAILURE() << name;
     return uses.front();
   }
-  /// That life was taken in.
+  /// That life registers under the name.
   void takes(const std::string& name, std::uint64_t incarnation) {
     EXPECT_FALSE(claims->refusal(name, incarnation, now));
     claims->registered(name, incarnation);
@@ -135,7 +136,7 @@ TEST_F(claims_of_a_stage, that_are_renewed_get_their_name_or_none) {
   EXPECT_THAT(renewed(2, "cache-0"), HasSubstr("not_found: stage 'decode' has no node 'cache-0'"));
   EXPECT_THAT(renewed(2, "x\n"), HasSubstr("no node 'x?'"));
   EXPECT_FALSE(claims->refusal("decode-2-0", 9, now)) << "nor is any other held for it";
-  // What the former supervisor gave it was fenced; this one has to learn that again.
+  // The former supervisor knew this name to be fenced; the new one has to learn that again.
   use("decode-2-0") = {kind::down, 8, 10};
   EXPECT_EQ(renewed(2, "decode-2-0"), "decode-2-0");
 }
@@ -161,7 +162,7 @@ TEST_F(claims_of_a_stage, last_longer_by_the_time_in_which_nobody_could_be_heard
   ASSERT_EQ(granted(1), "decode-0-0");
   now += milliseconds{4000};
   ASSERT_EQ(granted(2), "decode-1-0");
-  now += milliseconds{2000};  // the first one's hold is over
+  now += milliseconds{2000};  // the first hold has expired
   now += milliseconds{20000};
   claims->stood_still(milliseconds{20000}, now);
   EXPECT_FALSE(claims->refusal("decode-0-0", 9, now));
@@ -232,7 +233,7 @@ TEST_F(claims_of_a_stage, end_with_the_registration) {
 TEST_F(claims_of_a_stage, prefer_what_was_never_used_then_what_is_down_for_longest_and_fenced) {
   expect(4);
   use("decode-0-0") = {kind::fenced, 11, 30};
-  use("decode-1-0") = {kind::down, 12, 10};  // for longer, but somebody does not know it yet
+  use("decode-1-0") = {kind::down, 12, 10};  // down for longest, but not all nodes know it yet
   use("decode-2-0") = {kind::fenced, 13, 20};
   EXPECT_EQ(granted(1), "decode-3-0");
   EXPECT_EQ(granted(2), "decode-2-0");
@@ -262,7 +263,7 @@ TEST_F(claims_of_a_stage, fill_the_ranks_of_a_replica_before_they_begin_another)
   takes("decode-1-0", 3);
   EXPECT_EQ(granted(4), "decode-1-1");
   takes("decode-1-1", 4);
-  // A rank that is lost comes before a replica that nobody needs yet.
+  // A lost rank is replaced before another replica is begun.
   use("decode-0-1") = {kind::fenced, 2, 99};
   EXPECT_EQ(granted(5), "decode-0-1");
   EXPECT_EQ(granted(6), "decode-2-0");

@@ -224,10 +224,10 @@ TEST(session_messages, a_frame_is_what_the_header_says_byte_by_byte) {
       transfer_id{7}, 80, {{{3}, 1}, {{2}, 1}, {{100}, 4}, {{104}, 1}}, {9}, {}, {}});
   const std::vector<unsigned> expected_offer{
       6,    0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 80, 0, 0, 0, 4, 0, 0, 0,  // four runs of blocks
-      12,                         // 3 from 0 on: folded 6, once
-      6,                          // 2, where 4 is behind the last: -2, folded 3
-      0x85, 3, 2,                 // 100, where 3 is: 97, folded 194, in two digits of 389; 4 blocks
-      0,                          // 104, where it is
+      12,                         // run 3 x 1: delta 3 from 0, folded 6
+      6,                          // run 2 x 1: 4 expected, delta -2, folded 3
+      0x85, 3, 2,                 // run 100 x 4: 3 expected, delta 97, folded 194 (389, two digits)
+      0,                          // run 104 x 1: as expected
       1,    0, 0, 0, 9, 0, 0, 0,  // slots
       0,    0, 0, 0, 0, 0, 0, 0,  // no grants, no aux
       0,    0, 0, 0};             // no groups
@@ -271,7 +271,7 @@ TEST(session_messages, random_bytes_are_refused_or_are_a_message_that_encodes_to
   std::size_t messages = 0;
   for (int i = 0; i < 300'000; ++i) {
     frame f(engine() % (i % 3 == 0 ? 96 : 32));
-    // Half of them all noise, half mostly zeros, which lengths and counts survive more often.
+    // Half of the frames are all noise, half mostly zeros, which more often form valid lengths.
     const auto byte = [&] { return i % 2 == 0 || engine() % 8 == 0 ? engine() % 256 : 0; };
     for (auto& b : f) b = static_cast<std::byte>(byte());
     if (f.size() >= 4) {
@@ -328,7 +328,7 @@ TEST(session_messages, an_unknown_type_is_refused) {
   }
 }
 
-/// Where the mode, the count of blocks and so on lie in this request's frame.
+/// Offsets of the mode, the number of blocks and other fields in this request's frame.
 struct request_frame {
   frame bytes;
   std::size_t request{4 + 8}, mode{request + 4 + 1}, blocks{mode + 1 + 16}, slots{blocks + 4},
@@ -371,7 +371,7 @@ TEST(session_messages, an_enum_out_of_range_is_refused_naming_the_field) {
   const auto state = decode(landed);
   ASSERT_FALSE(state);
   EXPECT_THAT(state.error().message, HasSubstr("layers_landed.state"));
-  // An access right that is none, both ways.
+  // An access right that does not exist.
   transfer_request with_grant;
   with_grant.request = "r";
   with_grant.grants.push_back(source{1}.grant());
@@ -401,7 +401,7 @@ TEST(session_messages, a_count_that_the_frame_cannot_hold_is_refused_before_anyt
 }
 
 TEST(session_messages, what_a_decoded_frame_allocates_is_bounded_by_the_frame) {
-  // As many grants as fit a frame, with no key.
+  // As many grants as fit into a frame, without keys.
   transfer_request r;
   r.request = std::string{"r"};
   const transport::remote_grant g;
@@ -411,7 +411,7 @@ TEST(session_messages, what_a_decoded_frame_allocates_is_bounded_by_the_frame) {
   auto back = decode(f);
   ASSERT_TRUE(back);
   EXPECT_LE(std::get<transfer_request>(*back).grants.capacity() * sizeof g, 3 * f.size());
-  // As many blocks, each of a byte; and a few bytes that name four billion.
+  // As many blocks, one byte each; then a few bytes that name four billion blocks.
   r.grants.clear();
   r.blocks.assign(transport::link::max_frame - 100, {{7}, 1});
   f = encoded(r);
@@ -438,7 +438,7 @@ TEST(session_messages, a_block_of_a_shuffled_pool_takes_three_bytes) {
   const auto without = encoded(r).size();
   for (std::uint32_t i = 0; i < 62'500; ++i) r.blocks.push_back({{pool[i]}, 1});
   EXPECT_LE(encoded(r).size() - without, 62'500U * 3);
-  // A million tokens in one piece of the pool.
+  // A million tokens in consecutive blocks.
   r.blocks.assign(1, {{1000}, 62'500});
   EXPECT_LE(encoded(r).size() - without, 8U);
 }
@@ -468,7 +468,7 @@ TEST(session_messages, blocks_that_are_none_are_refused) {
   r.request = std::string{"r"};
   r.blocks.assign(1, {{0}, 1});
   const auto one = encoded(r);
-  const auto at = small_request().blocks + 4;  // the run, which is 0: block 0, once
+  const auto at = small_request().blocks + 4;  // the run of block 0, which is encoded as 0
   ASSERT_EQ(one[at], std::byte{0});
   const auto with = [&](std::initializer_list<int> digits) {
     auto changed = one;
@@ -482,11 +482,11 @@ TEST(session_messages, blocks_that_are_none_are_refused) {
   EXPECT_EQ(std::get<transfer_request>(*with({8})).blocks,
             (std::vector<kvcache::block_run>{{{2}, 1}}));
   for (const auto& bad : {std::initializer_list<int>{2},         // block -1
-                          {0xfc, 0xff, 0xff, 0xff, 0x7f},        // behind the last there is
+                          {0xfc, 0xff, 0xff, 0xff, 0x7f},        // after the last block number
                           {0x81, 0x80, 0x80, 0x80, 0x80, 0x01},  // six bytes
                           {0x01, 0xfe, 0xff, 0xff, 0xff, 0x0f},  // as many as there are numbers
-                          {0x88, 0x00},                          // 4 in two digits
-                          {1, 0xff, 0xff, 0xff, 0xff, 0x0f}}) {  // a run over the end
+                          {0x88, 0x00},                          // 4 encoded in two digits
+                          {1, 0xff, 0xff, 0xff, 0xff, 0x0f}}) {  // a run beyond the last number
     const auto back = with(bad);
     ASSERT_FALSE(back);
     EXPECT_EQ(back.error().code, errc::out_of_range);
@@ -547,7 +547,7 @@ TEST(session_messages, a_field_beyond_its_bound_is_refused_by_both_sides_naming_
   refused(store_reply{1, 250, "", 0, 0, {}, {}}, "failed");
   refused(store_reply{1, 0, std::string(max_sentence + 1, 'x'), 0, 0, {}, {}}, "sentence");
 
-  // The same bound at the reader: a key one byte too long, written by hand.
+  // The decoder has the same bound: a hand-made frame with a key one byte too long.
   auto f = encoded(store_query{1, std::string(max_key, 'k')});
   f.push_back(std::byte{'k'});
   put<std::uint32_t>(f, 12, max_key + 1);
@@ -574,7 +574,7 @@ TEST(session_messages, an_abort_keeps_its_reason_and_cuts_a_long_one_at_a_charac
   EXPECT_EQ(make_refusal(transfer_id{5}, {errc::out_of_range, "less"}),
             (transfer_abort{transfer_id{5}, errc::out_of_range, "less", true}));
   std::string text(max_sentence - 1, 'a');
-  text += "\xC3\xA9\xC3\xA9";  // two characters of two bytes: the first begins at the last byte
+  text += "\xC3\xA9\xC3\xA9";  // two characters of two bytes; the first begins at the last byte
   const auto cut = make_abort(transfer_id{5}, {errc::aborted, text});
   EXPECT_EQ(cut.reason, std::string(max_sentence - 1, 'a'));
   EXPECT_TRUE(encode(cut));

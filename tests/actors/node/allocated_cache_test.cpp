@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr std::uint32_t layers = 2;
 constexpr std::uint32_t tokens = 100;
 
-/// A region has 4,096,000 bytes: two huge pages of 2 MiB would hold it, and are not filled by it.
+/// A region has 4,096,000 bytes: it fits in two huge pages of 2 MiB and does not fill them.
 kvcache::cache_layout layout_with(std::uint32_t blocks) {
   kvcache::cache_shape shape;
   shape.layers = kvcache::attention_layers(layers, 4, 64);
@@ -65,7 +65,7 @@ int offer(const cluster& c, const std::function<bool()>& prepared, line_channel&
   return 0;
 }
 
-/// The prompt arrives at decode-0, over `backend` as both sides say.
+/// The prompt arrives at decode-0, and both sides report `backend`.
 void expect_arrival(const cluster& c, forked& prefill, const way& how) {
   cluster::quiet("decode-0");
   const auto node = c.start("decode-0", allocated());
@@ -159,7 +159,7 @@ TEST(allocated_cache_memory, is_of_ordinary_pages_and_on_one_numa_node_where_tha
   EXPECT_EQ((*started)->report().pool.memory, "pages of " + pages + " KiB, NUMA node 0");
 }
 
-/// What is said to an engine that starts decode-0 with these options.
+/// The error for an engine that starts decode-0 with these options.
 troupe::error refused(engine_options options, const std::string& device = "cpu") {
   auto where = unhurried();
   where.decode_device = device;

@@ -1,4 +1,4 @@
-// More batches at once than a transport takes of one link.
+// More batches at once than a transport takes over one link.
 
 #include <memory>
 #include <string>
@@ -16,7 +16,7 @@ namespace troupe::testing {
 namespace {
 
 constexpr std::uint32_t layers = 8;
-/// Each has a batch under way for each layer: together more than there may be.
+/// Each request has a batch in flight per layer: together they exceed the transport's limit.
 constexpr std::uint32_t requests = 600;
 static_assert(requests * layers > transport::link_options{}.max_batches + layers);
 
@@ -30,7 +30,7 @@ cluster_options many() {
 
 }  // namespace
 
-/// The decode side reads only when the test lets it: until then nothing that was written is acknowledged.
+/// The decode side reads only when the test polls it, so no write is acknowledged before that.
 TEST(crowded_link, batches_beyond_what_the_transport_takes_wait_and_no_transfer_fails) {
   const cluster c{many()};
   const auto prefill = c.start("prefill-0");
@@ -82,7 +82,7 @@ TEST(crowded_link, batches_beyond_what_the_transport_takes_wait_and_no_transfer_
 
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     for (const auto send : sends) ASSERT_TRUE(prefill->layers_ready(send, layer, layer + 1, 16));
-    // Else several layers go in one batch.
+    // Otherwise several layers go in one batch.
     ASSERT_TRUE(comes_true([&] {
       const auto report = prefill->report();
       return !report.links.empty() && report.links.front().in_flight > 0;

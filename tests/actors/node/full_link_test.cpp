@@ -1,5 +1,6 @@
-// More transfers at once than a link has room for grants: a cache with a region for each of its 2,048
-// layers needs as many grants for each. They wait for each other, and all of them are done.
+// More transfers at once than a link has room for grants: a cache with a region for each of its
+// 2,048 layers needs as many grants per transfer. Transfers wait for each other, and all of them
+// end as done.
 
 #include <string>
 #include <vector>
@@ -10,10 +11,10 @@
 namespace troupe::testing {
 namespace {
 
-/// Of one block.
+/// A prompt of one block.
 const prompt short_one{"of_one_block", kvcache::max_layers, block_tokens, 0};
 
-/// So that their grants are more than the link holds: 8,192 slots, or 65,536.
+/// Enough requests for their grants to exceed the link's 8,192 or 65,536 slots.
 int requests(const way& how) {
   return how.backend == "shm" ? 6 : 40;
 }
@@ -22,7 +23,7 @@ std::string request(int number) {
   return std::string{"r"}.append(std::to_string(number));
 }
 
-/// Offers every request from the same block, and seals them when it is told to.
+/// Offers every request from the same block, and seals them on an order of the test.
 int offer_all(const cluster& c, const way& how, line_channel& channel) {
   const own_cache own{c, "prefill-0", short_one};
   if (own.node() == nullptr) return 1;
@@ -92,7 +93,7 @@ TEST_P(full_link, serves_those_that_wait_for_room_when_others_have_ended) {
   EXPECT_EQ(prefill.channel().hear(), "done");
 }
 
-/// In read mode it is the side that offers which waits.
+/// In read mode the side that offers would wait instead.
 class crowded_link : public full_link {};
 
 TEST_P(crowded_link, lets_who_waits_go_at_its_deadline) {
@@ -131,7 +132,8 @@ TEST_P(crowded_link, lets_who_waits_go_at_its_deadline) {
   ASSERT_TRUE(events.unpinned(receives.front()));
 }
 
-/// Windows of an emulated device are so slow to bind that its tests would do nothing else.
+/// Without rdma: binding windows on an emulated device is so slow that the tests would do nothing
+/// else.
 std::vector<way> ways_of(const std::vector<std::string>& modes) {
   std::vector<way> all;
   for (const auto& how : every_way()) {

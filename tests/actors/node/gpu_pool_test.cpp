@@ -1,4 +1,5 @@
-// Caches in memory of GPUs: the engine says what a GPU will have computed, and it moves then.
+// Caches in GPU memory: the engine announces what a GPU will have computed, and it moves as soon as
+// it is computed.
 
 #include <algorithm>
 
@@ -31,7 +32,7 @@ transport::event_handle handle_in(std::istringstream& words) {
   return handle;
 }
 
-/// A prefill engine that has everything launched and sealed before anything is computed.
+/// A prefill engine that launches and seals everything before anything is computed.
 int hasty_prefill(engine& node, line_channel& channel) {
   auto& gpus = dynamic_cast<gpu_double&>(*gpu_site::of_process()->runtime);
   slow_kernels kernels{gpus};
@@ -62,7 +63,7 @@ int hasty_prefill(engine& node, line_channel& channel) {
       cache.fill(blocks->blocks, layer, layer + 1, 0, tokens, 5);
       kernels.finish(layer);
     } else if (verb == "shared") {
-      // What this process has of it: the bytes, and the name of an event of the one that computes.
+      // This process has the bytes, and the handle of an event of the process that computes.
       cache.fill(blocks->blocks, 0, layers, 0, tokens, 5);
       compute_point computed;
       computed.shared = handle_in(words);
@@ -176,7 +177,7 @@ TEST_P(computed_on_gpus, a_gpu_that_is_lost_while_it_computes_fails_both_sides_w
 }
 
 TEST_P(computed_on_gpus, layers_move_when_a_worker_in_another_process_has_computed_them) {
-  // The worker is here.
+  // The worker is this process.
   auto& gpus = dynamic_cast<gpu_double&>(*gpu_site::of_process()->runtime);
   slow_kernels kernels{gpus};
   const auto event = gpus.make_shared_event(0);
@@ -198,7 +199,7 @@ std::vector<way> gpu_links() {
   std::erase_if(ways, [](const way& w) { return w.backend != "xgmi"; });
   return ways;
 }
-/// The prefill node's GPU copies, which is the one that is lost.
+/// The ways in which the prefill node's GPU, the one that is lost, does the copying.
 std::vector<way> gpu_pushes() {
   auto ways = gpu_links();
   std::erase_if(ways, [](const way& w) { return w.mode != "write"; });
@@ -230,7 +231,7 @@ TEST_P(lost_gpu, leaves_what_is_not_on_it_to_the_next_backend_and_is_shown_with_
   EXPECT_EQ(events->of(taken).failed, 1);
 
   EXPECT_EQ(put("after"), healthy);
-  // What is on the GPU is told so, whatever joins the nodes.
+  // A cache on the lost GPU fails with that reason, whatever link joins the nodes.
   EXPECT_NE(tell("outcome").find("GPU"), std::string::npos);
   const auto seen = decode->report().links.front();
   EXPECT_EQ(seen.backend, "tcp");
@@ -281,7 +282,7 @@ INSTANTIATE_TEST_SUITE_P(over_nics, computed_on_gpus, ::testing::ValuesIn(nic_wa
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(lost_gpu);
 INSTANTIATE_TEST_SUITE_P(over_gpus, lost_gpu, ::testing::ValuesIn(gpu_pushes()), name_of);
 
-// -- which backend joins whom
+// -- which backend joins which nodes
 
 std::string backend_between(const cluster_options& options, std::string* device = nullptr) {
   if (have_verbs()) return "no doubles here";
@@ -319,7 +320,7 @@ TEST(cache_on_a_gpu, is_joined_by_shm_with_a_node_whose_cache_is_on_the_host) {
   EXPECT_EQ(backend_between(options), "shm");
 }
 
-/// A process looks for its GPUs once, so that a test that says which it sees runs alone.
+/// A process looks for its GPUs once, so a test that decides which ones it sees runs alone.
 class half_seen : public ::testing::Test {
  protected:
   cluster_options options;
@@ -335,9 +336,10 @@ class half_seen : public ::testing::Test {
     }
     options.prefill_device = "gpu:0";
     options.decode_device = "gpu:0";
-    options.connect_timeout = "10min";  // not what ends anything here
+    options.connect_timeout = "10min";  // must not end anything here
   }
-  /// Both GPUs are seen by this process or by those of the other nodes; by the others only the first.
+  /// `here`: both GPUs are visible to this process and only the first to the other nodes. Otherwise
+  /// the reverse.
   static void show_second(bool here) {
     gpu_site::set_maker([here, test = ::getpid()] {
       std::vector<std::string> seen{"0000:0a:00.0"};
@@ -345,7 +347,7 @@ class half_seen : public ::testing::Test {
       return std::make_shared<gpu_site>(std::make_unique<gpu_double>(seen));
     });
   }
-  /// Dials from here, and says how the value came there.
+  /// Dials from here. Returns how the put ended.
   std::string put() {
     c = std::make_unique<cluster>(options);
     decode = c->spawn("decode-0", [](engine& node, line_channel& channel) {
@@ -409,7 +411,7 @@ TEST_F(half_seen, by_the_dialler_are_joined_by_the_next_backend_and_the_first_is
   EXPECT_TRUE(events->until([&] { return (there = links_there()) == "shm up; "; })) << there;
 }
 
-/// Both ways to find it out end in the same sentence, and leave nothing behind.
+/// Whichever side finds out, the error is the same and no link is left.
 void half_seen::expect_apart() {
   options.backend = "xgmi";
   const auto why = put();
@@ -433,7 +435,7 @@ TEST_F(half_seen, by_the_dialler_are_said_to_be_apart_where_only_xgmi_may_join_t
   expect_apart();
 }
 
-/// As servers of one GPU each are started, with a CUDA_VISIBLE_DEVICES of their own.
+/// Like servers that are started with one GPU each, by a CUDA_VISIBLE_DEVICES of their own.
 class own_gpu_only : public computed_on_gpus {
  protected:
   void SetUp() override {

@@ -1,5 +1,5 @@
-// Streams of a decode engine that wait, on the GPU, for layers: what they see when they go on, and
-// that they go on whatever becomes of the receive.
+// Streams of a decode engine that wait, on the GPU, for layers: what they see when they continue,
+// and that they continue whatever becomes of the receive.
 
 #include <array>
 #include <atomic>
@@ -32,7 +32,7 @@ class held_streams : public fault {
   gpu_double* gpus{nullptr};
   std::unique_ptr<engine_stream> stream, other;
   kvcache::allocation blocks;
-  /// By layer: how much of it the stream saw to be wrong when it came there.
+  /// By layer: how many pieces were wrong when the stream reached it.
   std::array<std::atomic<int>, held_layers> wrong;
 
   void SetUp() override {
@@ -46,7 +46,7 @@ class held_streams : public fault {
     ASSERT_TRUE(got);
     blocks = *got;
   }
-  /// A stream that were still held would keep the test for ever.
+  /// Stopping the node releases any stream that is still held, which would hang the test.
   void TearDown() override {
     if (node) node->stop();
   }
@@ -82,7 +82,7 @@ class held_streams : public fault {
     const auto held = node->await_layers(id, begin, end, until, stream->name());
     return held ? errc::internal : held.error().code;
   }
-  /// A stream that waits for all of it, and stands.
+  /// Makes the stream wait for the whole receive, and checks that it stands.
   void hold(operation_id id) {
     const auto held = node->await_layers(id, 0, held_layers, held_tokens, stream->name());
     EXPECT_TRUE(held) << to_string(held.error());
@@ -90,7 +90,7 @@ class held_streams : public fault {
     EXPECT_TRUE(stand(1));
     EXPECT_EQ(stream->done(), 0);
   }
-  /// One receive that has its link and of which nothing has come, and a stream that waits for it.
+  /// Starts a receive that has its link but no data yet, and a stream that waits for it.
   operation_id hold_one() {
     EXPECT_EQ(ask(*first, "send r 50 7"), "ok");
     const auto id = take();
@@ -138,7 +138,7 @@ TEST_P(held_streams, wait_each_for_their_own_layers_and_all_of_them) {
   ASSERT_TRUE(events->until([&] { return other->done() == 1; }));
   ASSERT_TRUE(stand(1));
   EXPECT_EQ(stream->done(), 0);
-  // What is complete by now holds nobody.
+  // Layers that are already complete hold no stream.
   ASSERT_TRUE(node->await_layers(id, 0, 3, held_tokens, other->name()));
   other->work();
   EXPECT_TRUE(events->until([&] { return other->done() == 2; }));
@@ -171,7 +171,7 @@ TEST_P(held_streams, go_on_when_the_prefill_process_is_killed) {
 }
 
 TEST_P(held_streams, go_on_when_the_receive_comes_to_its_deadline) {
-  const auto id = take(0, 3s);  // nobody offers it
+  const auto id = take(0, 3s);  // no node offers it
   hold(id);
   ASSERT_TRUE(has_done(1));
   ASSERT_TRUE(events->outcome(id));

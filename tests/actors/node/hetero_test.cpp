@@ -1,6 +1,6 @@
-// Caches that lie differently on the two sides: other parallel sizes, other arrangements, other
-// regions, latents, state tensors. Every byte that arrives is compared with what the model's head,
-// token and layer call for.
+// Caches that are laid out differently on the two sides: other parallel sizes, other arrangements,
+// other regions, latents, state tensors. Every byte that arrives is compared with the one expected
+// for the model's head, token and layer.
 
 #include <string>
 
@@ -19,7 +19,7 @@ struct shape {
   std::string model;
   std::uint32_t prefill_tp{1}, decode_tp{1};
   std::string prefill_layout, decode_layout;
-  bool own_memory{false};  ///< the decode engine brings a region per layer of its own memory
+  bool own_memory{false};  ///< the decode engine brings one region of its own memory per layer
 };
 
 struct scene {
@@ -68,7 +68,7 @@ int prefill_body(engine& node, line_channel& channel) {
   return 0;
 }
 
-/// Takes one request and says what is wrong with it, or "done".
+/// Receives one request. Returns what is wrong with it, or "done".
 std::string take(engine& node, listener& events, const scene& s, const std::string& request,
                  const std::vector<block_id>& blocks, std::uint32_t from, std::uint64_t seed) {
   const auto mode = transfer_mode_of(s.mode).value();
@@ -77,7 +77,7 @@ std::string take(engine& node, listener& events, const scene& s, const std::stri
   if (!asked) return to_string(asked.error());
   cache_bytes cache{node};
   auto& t = events.of(*asked);
-  // What is told is there, from every rank, when it is told.
+  // A layer that is reported is complete, from every rank, when it is reported.
   std::size_t looked_at = 0;
   std::size_t too_early = 0;
   const auto look = [&] {
@@ -255,7 +255,8 @@ std::vector<scene> scenes() {
   for (const auto& one : shapes) {
     for (const auto& backend : every_backend()) {
       for (const std::string mode : {"write", "read"}) {
-        // Six nodes take an emulated machine several seconds: each such shape goes in one mode there.
+        // Six nodes take an emulated machine several seconds, so each such shape runs in one mode
+        // there.
         const bool large = one.prefill_tp + one.decode_tp >= 6;
         const auto* its_mode = one.prefill_tp < one.decode_tp ? "write" : "read";
         if (large && have_verbs() && mode != its_mode) continue;

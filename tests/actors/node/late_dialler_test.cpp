@@ -1,4 +1,4 @@
-// A node that comes to a peer's data port after the peer has given the attempt up.
+// A node that reaches a peer's data port after the peer has given up the attempt.
 
 #include <functional>
 #include <memory>
@@ -12,7 +12,7 @@ namespace {
 
 using transport::backend_kind;
 
-/// Nobody listens to what happens on the link.
+/// Ignores every event of a link.
 class deaf final : public transport::link_sink {
  public:
   void on_up() override {}
@@ -22,20 +22,20 @@ class deaf final : public transport::link_sink {
   void on_broken(troupe::error) override {}
 };
 
-/// What the peer's end does with the second request and later ones, in place of another offer.
+/// Answers the second and later requests at the peer's end.
 using second_answer = std::function<void(link_actor::pointer, const link_actor& dialler,
                                          caf::typed_response_promise<link_reply>)>;
 
-/// What a peer was asked, and told.
+/// The messages that a peer received.
 struct heard_by_peer {
-  second_answer second;  ///< empty: another offer
+  second_answer second;  ///< if empty, the peer makes another offer
   inbox<link_request> by_node, by_end;
   inbox<link_notice> notices;
 };
 using ear_of_peer = std::shared_ptr<heard_by_peer>;
 
-/// The peer's end of a link, which stops waiting for the dialler as soon as it has made its offer. Or goes up, for all
-/// that a dialler sees whose connection was lost. It ends at any command.
+/// The peer's end of a link, which stops waiting for the dialler as soon as it has made its offer;
+/// to a dialler whose connection was lost, it looks as if the end were up. It ends at any command.
 link_actor::behavior_type impatient_end(link_actor::pointer self,
                                         std::shared_ptr<transport::endpoint> endpoint,
                                         ear_of_peer ear) {
@@ -43,7 +43,7 @@ link_actor::behavior_type impatient_end(link_actor::pointer self,
       [self](link_command&) { self->quit(); },
       [](link_event&) {},
       [self, endpoint, ear](const link_request& request) {
-        // The promise takes the sender along.
+        // The promise takes the sender out of the current message.
         const auto dialler = caf::actor_cast<link_actor>(self->current_sender());
         auto answer = self->make_response_promise<link_reply>();
         ear->by_end.put(request);
@@ -69,7 +69,7 @@ link_actor::behavior_type impatient_end(link_actor::pointer self,
   };
 }
 
-/// A peer all of whose links have that one end.
+/// A peer whose links all have that one end.
 node_actor::behavior_type listening_node(node_actor::pointer self, link_actor end,
                                          ear_of_peer ear) {
   return {
@@ -85,8 +85,8 @@ node_actor::behavior_type listening_node(node_actor::pointer self, link_actor en
   };
 }
 
-/// The peer's end of a link, which makes its offer and ends at once, before this side's transport can
-/// have noticed.
+/// The peer's end of a link, which makes its offer and ends before this side's transport can
+/// notice.
 link_actor::behavior_type parting_end(
     link_actor::pointer self, std::shared_ptr<transport::endpoint> endpoint,
     inbox_ptr<link_request> requests,
@@ -152,7 +152,7 @@ TEST_F(late_dialler, asks_the_node_for_another_end_where_the_first_has_ended) {
   EXPECT_TRUE(ear->by_node.at(1));
 }
 
-// As an end does that refuses what it is asked: it has ended before its answer is on its way.
+// Like an end that refuses the request: it has ended before its answer is delivered.
 TEST_F(late_dialler, hears_why_the_end_refuses_it_and_not_only_that_it_ended) {
   context->settings.max_reconnects = 1;
   ear->second = [](link_actor::pointer self, const link_actor& dialler, auto answer) {
@@ -166,7 +166,7 @@ TEST_F(late_dialler, hears_why_the_end_refuses_it_and_not_only_that_it_ended) {
   EXPECT_EQ(told->why.code, errc::layout_mismatch) << to_string(told->why);
 }
 
-// As an end does that waits for its sessions' fences, after a silence of the dialler's.
+// Like an end that waits for the fences of its sessions after the dialler was silent.
 TEST_F(late_dialler, loses_no_attempt_where_the_end_was_ending_when_it_was_asked) {
   context->settings.max_reconnects = 1;
   ear->second = [](link_actor::pointer self, const link_actor& dialler, auto answer) {
@@ -177,7 +177,7 @@ TEST_F(late_dialler, loses_no_attempt_where_the_end_was_ending_when_it_was_asked
   EXPECT_TRUE(ear->by_node.at(1)) << "the node was not asked for another end";
 }
 
-// The network layer does not return what it was given for an actor of which it knows that it is gone.
+// The network layer does not return a message to an actor that it knows to be gone.
 TEST_F(late_dialler, waits_for_no_answer_of_an_end_that_is_gone) {
   context->settings.max_reconnects = 1;
   context->settings.connect_timeout = 10 * troupe::testing::wait_limit;
@@ -189,7 +189,7 @@ TEST_F(late_dialler, waits_for_no_answer_of_an_end_that_is_gone) {
   EXPECT_TRUE(ear->by_node.at(1)) << "the node was not asked for another end";
 }
 
-// The end of a process that stands still. A link that was never up has nothing that is worth a wait for it.
+// Like the end of a frozen process. A link that was never up has nothing that is worth waiting for.
 TEST_F(late_dialler,
        asks_an_end_that_does_not_answer_once_more_and_not_as_often_as_a_wire_is_tried) {
   context->settings.max_reconnects = 1'000'000;
@@ -217,7 +217,7 @@ TEST_F(late_dialler, asks_the_end_again_that_answered_late_once) {
 
 TEST_F(late_dialler, loses_no_attempt_where_the_end_had_ended_before_it_was_asked) {
   context->settings.max_reconnects = 1;
-  // What the network layer says of an actor that is not there any more.
+  // The network layer's answer for an actor that is gone.
   ear->second = [](link_actor::pointer self, const link_actor&, auto answer) {
     answer.deliver(caf::make_error(caf::sec::request_receiver_down));
     self->quit();

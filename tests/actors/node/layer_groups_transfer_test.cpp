@@ -1,5 +1,6 @@
-// Requests whose groups of layers have block tables of their own, over the same bytes: of each group what the
-// decode side keeps arrives, however the tokens come, and nothing else is written.
+// Requests whose groups of layers have block tables of their own, over the same bytes: the tokens
+// that the decode side keeps of each group arrive, in whatever chunks they come, and nothing else
+// is written.
 
 #include <algorithm>
 #include <cstring>
@@ -75,7 +76,7 @@ class layer_groups : public ::testing::TestWithParam<way> {
     spec.groups = std::move(groups);
     return spec;
   }
-  /// The pattern of all layers, of each group the tokens from its first on.
+  /// Fills all layers with the pattern, each group from its first token on.
   static void fill(engine& node, const std::vector<group_blocks>& groups, std::uint64_t seed,
                    std::uint32_t from = 0) {
     cache_bytes bytes{node};
@@ -90,7 +91,8 @@ class layer_groups : public ::testing::TestWithParam<way> {
     const auto region = node.region(0).value();
     return {region.begin(), region.end()};
   }
-  /// What is at the decode side is the pattern in those tables, from token `from` on, and poison.
+  /// Expects the decode side to hold the pattern in those tables from token `from` on, and poison
+  /// elsewhere.
   void expect_only(const std::vector<group_blocks>& groups, std::uint64_t seed,
                    std::uint32_t from = 0) {
     const auto arrived = bytes_of(*decode);
@@ -228,7 +230,7 @@ TEST_P(layer_groups, windows_alone_may_stand_far_behind_what_the_pool_holds) {
   for (const bool grows : {false, true}) {
     const auto request = grows ? "grows" : "r";
     const auto received =
-        decode->receive(wish(there, end, request));  // first, so that it waits there
+        decode->receive(wish(there, end, request));  // first, so that it waits at the prefill side
     ASSERT_TRUE(received) << to_string(received.error());
     send_spec spec;
     spec.request = request;

@@ -1,5 +1,6 @@
-// Pipelines: each rank of a replica holds a part of the model's layers, and the parts of the two sides differ.
-// Every byte of every cache is compared, also those that nobody may touch.
+// Pipelines: each rank of a replica holds a part of the model's layers, and the two sides are
+// divided differently. Every byte of every cache is compared, including those that must not be
+// touched.
 
 #include <algorithm>
 #include <memory>
@@ -33,15 +34,15 @@ constexpr std::uint32_t heads = 4;
 /// How a replica is divided.
 struct side {
   std::vector<layer_range> parts{{0, layers}};
-  std::uint32_t ranks{1};  ///< tensor-parallel, of each part
+  std::uint32_t ranks{1};  ///< tensor-parallel ranks of each part
 
   [[nodiscard]] std::uint32_t count() const {
     return static_cast<std::uint32_t>(parts.size()) * ranks;
   }
 };
 
-/// Layer 1 has a state that each rank has all of, layer 4 one that is sliced. With groups, even layers keep
-/// everything and odd ones a window.
+/// Layer 1 has a state that is replicated on each rank, layer 4 one that is sliced. With groups,
+/// even layers keep everything and odd ones a window.
 kvcache::cache_layout layout_of(const side& divided, std::uint32_t rank, bool grouped,
                                 kvcache::block_order order = kvcache::block_order::layers_first) {
   const auto part = divided.parts[rank / divided.ranks];
@@ -88,12 +89,12 @@ group_blocks table(std::uint32_t first_token, std::uint32_t first) {
   return of;
 }
 
-/// What one request has at a node: a table for each group, else one.
+/// Where one request lies at a node: a block table for each group, or a single one.
 struct placed_request {
   std::vector<group_blocks> tables;
   std::uint32_t slot{0};
 
-  /// In the cache of that node: the tokens that are kept, and the states.
+  /// Writes the tokens that are kept, and the states, into that node's cache.
   void fill(engine& node, std::uint64_t seed) const {
     cache_bytes bytes{node};
     const auto& layout = node.layout();
@@ -113,7 +114,7 @@ struct placed_request {
       }
     }
   }
-  /// As a spec names them: none of a group of which the node has no layer.
+  /// Names the tables in a spec, leaving those of groups empty of which the node has no layer.
   template <class Spec>
   void name_in(Spec& spec, const kvcache::cache_layout& layout) const {
     spec.state_slot = slot;
@@ -125,7 +126,7 @@ struct placed_request {
       spec.groups.push_back(kvcache::serves_layers(layout, g) ? tables[g] : group_blocks{});
     }
   }
-  /// Of the layers of that layout.
+  /// The bytes of the request in the layers of that layout.
   [[nodiscard]] std::uint64_t bytes_of(const kvcache::cache_layout& layout) const {
     std::uint64_t bytes = 0;
     for (std::uint32_t layer = 0; layer < layout.layers.size(); ++layer) {
@@ -145,7 +146,7 @@ std::vector<std::vector<std::byte>> bytes_of(engine& node) {
   return all;
 }
 
-/// What is in the cache is the request, and poison.
+/// Expects the cache to hold the request, and poison elsewhere.
 void expect_only(engine& node, const placed_request& request, std::uint64_t seed) {
   const auto arrived = bytes_of(node);
   cache_bytes{node}.poison();
@@ -285,7 +286,8 @@ std::vector<scene> scenes() {
   std::vector<scene> all;
   for (auto one : divisions) {
     for (const auto& how : every_way()) {
-      // Many nodes take an emulated machine several seconds: each division goes in one mode there.
+      // Many nodes take an emulated machine several seconds, so each division runs in one mode
+      // there.
       if (have_verbs() && (how.mode == "read") != one.grouped) continue;
       one.how = how;
       all.push_back(one);
@@ -352,11 +354,11 @@ std::vector<scene> in_two_parts() {
 INSTANTIATE_TEST_SUITE_P(over, told_layers, ::testing::ValuesIn(in_two_parts()),
                          [](const auto& test) { return test.param.how.backend; });
 
-/// One rank is refused by a source. The others took its receive: it moves nothing from them, or other layers than
-/// those that are refused.
+/// One rank is refused by a source after the others accepted its receive, because it moves nothing
+/// from those, or other layers than the refused ones.
 class refused_rank : public layer_ranges {
  protected:
-  /// The tables of the source begin with its window; whoever keeps less of it fits.
+  /// The source's tables begin with its window: a receiver that keeps no more of it fits.
   const placed_request here{{table(0, 0), table(64, 3)}, 1};
   const placed_request there{{table(0, 5), table(80, 0)}, 3};
   std::vector<operation_id> sent;
@@ -410,7 +412,7 @@ TEST_P(refused_rank, for_what_it_keeps_asks_again_and_no_send_has_failed) {
 
 TEST_P(refused_rank, for_what_it_expects_asks_again_and_no_send_has_failed) {
   start_and_send();
-  // Of those that are not sealed nobody knows yet whether it is the right request.
+  // A source that is not sealed cannot know yet whether it is the expected request.
   const auto last = prefills.size() - 1;
   seal(last);
   auto& first = *decodes.front();
@@ -441,7 +443,7 @@ INSTANTIATE_TEST_SUITE_P(over, refused_rank, ::testing::ValuesIn(with_several_so
                                   test.param.how.mode;
                          });
 
-/// Replicas of an open stage, which a receive names by itself.
+/// Replicas of an open stage, whose sources each receive names itself.
 class joined_parts : public ::testing::Test {
  protected:
   cluster c{open_cluster()};
@@ -592,7 +594,7 @@ TEST(parts_of_a_file, have_the_layers_that_it_gives_them) {
                     HasSubstr("says rank 0 of 2 and layers 0 to 1 of the model's 4")));
 }
 
-/// Of a pipeline of two parts, the one whose process is killed.
+/// A pipeline of two parts, one of which is killed.
 class part_that_dies : public ::testing::TestWithParam<way> {
  protected:
   static cluster_options in_two_parts() {

@@ -1,6 +1,6 @@
-// Which backends a node asks a peer for. Of a peer on another host that is known before anything is
-// asked. Where a cache is in memory of a GPU, a peer that takes any link leaves it to the dialling side,
-// which alone knows what GPUs it sees and reaches.
+// Which backends a node requests from a peer. If the peer is on another host, that is known before
+// any request. If a cache is in GPU memory, a peer that accepts any link leaves the decision to the
+// dialling side, which alone knows what GPUs it sees and reaches.
 
 #include <algorithm>
 #include <functional>
@@ -28,16 +28,16 @@ using ::testing::Not;
 using transport::backend_kind;
 using troupe::testing::wait_limit;
 
-/// What the peer was asked for, and told.
+/// The messages that the peer received.
 struct heard_by_engine {
   inbox<link_request> requests;
   inbox<link_notice> notices;
-  std::function<void()> meanwhile = [] {};  ///< what happens while it is asked
+  std::function<void()> meanwhile = [] {};  ///< runs while the peer handles a request
   bool refuses{true};
 };
 
-/// The peer's end of a link: it takes what goes over GPUs, as one whose cache is on `gpus`. Anything
-/// else it refuses, or leaves unanswered.
+/// The peer's end of a link. Accepts a link over GPUs, as a peer whose cache is on `gpus`. Any
+/// other request is refused or left unanswered.
 link_actor::behavior_type accepting_end(link_actor::pointer self,
                                         std::shared_ptr<heard_by_engine> ear,
                                         std::vector<std::string> gpus) {
@@ -64,7 +64,7 @@ link_actor::behavior_type accepting_end(link_actor::pointer self,
   };
 }
 
-/// The backends that the peer was asked for, in that order.
+/// The backends requested from the peer, in order.
 std::vector<backend_kind> asked_for(heard_by_engine& ear) {
   std::vector<backend_kind> kinds;
   for (std::size_t i = 0; i < ear.requests.size(); ++i) {
@@ -73,7 +73,7 @@ std::vector<backend_kind> asked_for(heard_by_engine& ear) {
   return kinds;
 }
 
-/// What a peer says of its GPUs, and what is said of that.
+/// What a peer claims about its GPUs, and the expected error.
 struct named_gpus {
   std::string name;
   std::vector<std::string> gpus;
@@ -83,7 +83,7 @@ void PrintTo(const named_gpus& tested, std::ostream* out) {
   *out << tested.name;
 }
 
-/// It sees two GPUs, and its cache is on the first one.
+/// A node that sees two GPUs and has its cache on the first one.
 class node_with_gpus : public dialling_node {
  protected:
   std::shared_ptr<heard_by_engine> ear = std::make_shared<heard_by_engine>();
@@ -107,7 +107,7 @@ class node_with_gpus : public dialling_node {
     show(9);
     need();
   }
-  /// The same, until it is said why no link comes.
+  /// Dials in the same way and returns the reason why no link came.
   troupe::error dial_in_vain(const std::vector<std::string>& theirs) {
     dial(theirs);
     const auto told = gone->at(0);
@@ -123,7 +123,7 @@ class out_of_reach : public node_with_gpus, public ::testing::WithParamInterface
 };
 
 TEST_P(out_of_reach, is_found_out_before_it_is_connected_to_and_left_to_the_next_backend) {
-  ear->refuses = false;  // the next attempt goes on, and so tells nobody anything
+  ear->refuses = false;  // leave the next attempt unanswered, so that no outcome is reported
   dial(GetParam().gpus);
   const auto first = ear->requests.at(0);
   const auto second = ear->requests.at(1);
@@ -132,7 +132,7 @@ TEST_P(out_of_reach, is_found_out_before_it_is_connected_to_and_left_to_the_next
   EXPECT_THAT(first->gpus, ElementsAre("0000:0a:00.0"));
   EXPECT_THAT(second->reason,
               AllOf(HasSubstr("xgmi failed: backend_unavailable: "), HasSubstr(GetParam().why)));
-  // Its half of the link would wait until the time to connect is over.
+  // Without a notice, its half of the link would wait for the full connect timeout.
   const auto notice = ear->notices.at(0);
   ASSERT_TRUE(notice) << "the acceptor was told nothing";
   EXPECT_EQ(notice->fate, link_fate::ended);
@@ -208,7 +208,7 @@ TEST_F(node_with_gpus, ends_at_once_where_its_only_backend_does_not_move_its_own
   EXPECT_EQ(ear->requests.size(), 0u);
 }
 
-// -- what no node says of its GPUs
+// -- invalid lists of GPUs
 
 class strange_gpus : public node_with_gpus, public ::testing::WithParamInterface<named_gpus> {};
 
@@ -237,7 +237,7 @@ TEST_F(node_with_gpus, looks_for_as_many_gpus_as_a_node_may_name) {
 
 // -- hosts
 
-/// What a peer says of where it runs, and what is said of that.
+/// What a peer claims about its host, and the expected error.
 struct place_apart {
   std::string name;
   std::function<void(node_info&)> peer_is;
@@ -247,14 +247,14 @@ void PrintTo(const place_apart& tested, std::ostream* out) {
   *out << tested.name;
 }
 
-/// The lines of the log that are about links, from here on. Made before the first link.
+/// Collects the lines logged about links. Construct it before the first link.
 class lines_about_links {
  public:
   lines_about_links() { logger("link")->sinks().push_back(sink_); }
   ~lines_about_links() { std::erase(logger("link")->sinks(), sink_); }
   lines_about_links(const lines_about_links&) = delete;
   lines_about_links& operator=(const lines_about_links&) = delete;
-  /// Once nothing is written any more.
+  /// Call once nothing more is logged.
   [[nodiscard]] std::string text() const { return text_.str(); }
 
  private:
@@ -262,7 +262,7 @@ class lines_about_links {
   spdlog::sink_ptr sink_ = std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
 };
 
-/// It dials a peer that refuses whatever it is asked for.
+/// A node that dials a peer which refuses every request.
 class node_that_is_refused : public dialling_node {
  protected:
   std::shared_ptr<heard_by_engine> ear = std::make_shared<heard_by_engine>();
@@ -280,7 +280,7 @@ class node_that_is_refused : public dialling_node {
   }
 };
 
-/// A machine that runs the test may have a NIC.
+/// The machine that runs the test may have a NIC.
 const auto only_over_a_wire =
     AllOf(Contains(backend_kind::tcp), Each(AnyOf(backend_kind::rdma, backend_kind::tcp)));
 

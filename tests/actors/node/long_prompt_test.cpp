@@ -1,5 +1,5 @@
-// Prompts of a hundred thousand tokens and more, in blocks that lie anywhere, with memory of the
-// engine for every layer: what a request says of its blocks must fit, and everything must arrive.
+// Prompts of a hundred thousand tokens and more, in scattered blocks, with engine memory for every
+// layer: the request's description of its blocks must fit, and every byte must arrive.
 
 #include <algorithm>
 #include <string>
@@ -39,7 +39,7 @@ class long_prompt : public ::testing::TestWithParam<long_move> {};
 TEST_P(long_prompt, moves_whole_over_shuffled_blocks) {
   auto [how, what] = GetParam();
   if (const auto why = why_engine_memory_does_not_move(how.backend)) GTEST_SKIP() << *why;
-  // An eighth where each block costs so much more: TROUPE_PROMPT_SHARE=1 takes all of it there too.
+  // An eighth of the prompt where each block costs much more; TROUPE_PROMPT_SHARE=1 runs all of it.
   const auto share =
       number_from_environment("TROUPE_PROMPT_SHARE", sanitized || have_verbs() ? 8 : 1);
   what.tokens /= static_cast<std::uint32_t>(share);
@@ -63,7 +63,7 @@ TEST_P(long_prompt, moves_whole_over_shuffled_blocks) {
   EXPECT_EQ(cache.differing(blocks, what.prefix, what.tokens, 7), 0U);
   EXPECT_EQ(prefill.channel().hear(), "done");
 
-  // Nothing else was touched: what is beside the request is what it was.
+  // Nothing outside the request was touched.
   std::vector<bool> used(what.blocks() + spare_blocks, false);
   for (std::size_t i = what.prefix / block_tokens; i < blocks.size(); ++i)
     used[blocks[i].value] = true;

@@ -1,5 +1,5 @@
-// A link's actor that ends by a defect of ours, without its last message, and a link whose peer has
-// left: who waits for it, who works over it and who comes after it.
+// A link actor that crashes without its last message, and a link whose peer has left: what happens
+// to those that wait for it, work over it, or need the next one.
 
 #include <caf/default_attachable.hpp>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 // -- while it is being made
 
-/// Which life of the peer each request for a link was meant for.
+/// Records which life of the peer each link request was meant for.
 asked_for_link remembers(const inbox_ptr<std::uint64_t>& meant) {
   return [meant](const link_request& request, const caf::strong_actor_ptr&) {
     meant->put(request.to_incarnation);
@@ -58,7 +58,8 @@ TEST_F(dialling_node, dials_the_life_that_it_lost_if_no_news_of_another_comes) {
   EXPECT_EQ(*life, 9u);
 }
 
-/// Asked for the members, a supervisor shows the next life of prefill-0, or does not answer.
+/// A supervisor that, when asked for the members, shows the next life of prefill-0 or does not
+/// answer.
 supervisor_part taciturn(std::uint16_t peer_port, bool answers) {
   const auto kept = std::make_shared<caf::typed_response_promise<membership>>();
   supervisor_part part;
@@ -77,7 +78,7 @@ class supervised_node : public dialling_node {
   inbox_ptr<std::uint64_t> meant = std::make_shared<inbox<std::uint64_t>>();
   actor_host boss;
 
-  /// Registered, and in need of a link with a peer whose life 9 has left.
+  /// Registers, then needs a link with a peer whose life 9 has left.
   void need_next_life(bool supervisor_answers) {
     start(there.system().spawn(mute, remembers(meant)));
     const auto port = boss.publish(
@@ -117,7 +118,7 @@ asked_actor::behavior_type asked_for_links(asked_actor::pointer, inbox_ptr<need_
   }};
 }
 
-/// A link over which nothing is heard.
+/// A link over which nothing is received.
 link_actor::behavior_type deaf_link(link_actor::pointer, inbox_ptr<transfer_id> attached) {
   return {
       [attached](link_command& command) {
@@ -194,18 +195,18 @@ TEST_F(port_of_a_node, whose_link_has_crashed_asks_for_another_one) {
 
 TEST_F(port_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
   context->settings.default_deadline =
-      10 * troupe::testing::wait_limit;  // not what ends anything here
+      10 * troupe::testing::wait_limit;  // must not end anything here
   const auto link = up(5);
   static_cast<void>(query());
   ASSERT_TRUE(attached->at(0));
-  // It is read out for a while before it is gone.
+  // The link is still read for a while before it is gone.
   caf::anon_send(port, port_event{link_leaves{"store-0", 5, link.id()}});
   const auto second = query();
   const auto need = wanted->at(0);
   ASSERT_TRUE(need) << "the port goes on with a link whose peer has left";
   EXPECT_EQ(need->peer, "store-0");
   EXPECT_EQ(need->former_life, 5u);
-  // The end of the former one is heard later, and is nothing to who waits for the next.
+  // The former link's end is reported later and must not affect those that wait for the next one.
   caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), need->ask, {}}});
   const auto next = up(6);
   caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), need->ask, {}}});
@@ -221,19 +222,19 @@ TEST_F(port_of_a_node,
   static_cast<void>(query());
   const auto first = wanted->at(0);
   ASSERT_TRUE(first);
-  // The peer's own dial comes up meanwhile, and is lost again.
+  // Meanwhile the peer's own dial succeeds, and that link is lost again.
   const auto link = up(5);
   ASSERT_TRUE(attached->at(0));
   caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), 0, {}}});
   const auto waits = query();
   const auto second = wanted->at(1);
   ASSERT_TRUE(second);
-  // Only now the first dial is given up.
+  // Only now is the first dial given up.
   caf::anon_send(port, port_event{link_gone{
                            "store-0", 5, 4711, first->ask, {errc::peer_unreachable, "of old"}}});
   const auto next = up(5);
   EXPECT_TRUE(attached->at(1)) << "what waits for the second dial has failed with the first";
-  // And one that is its own ends it.
+  // A failure of the second dial itself does end the wait.
   caf::anon_send(port, port_event{link_gone{"store-0", 5, next.id(), 0, {}}});
   const auto ends = query();
   const auto third = wanted->at(2);
@@ -250,7 +251,7 @@ TEST_F(port_of_a_node, watches_a_link_once_however_often_that_is_made_again) {
   const auto link = up(5);
   for (std::uint64_t epoch = 2; epoch < 6; ++epoch) say_up(link, 5, epoch);
   static_cast<void>(query());
-  ASSERT_TRUE(attached->at(0));  // behind all of them
+  ASSERT_TRUE(attached->at(0));  // handled after all of them
   const caf::default_attachable::observe_token token{port.address(),
                                                      caf::default_attachable::monitor};
   EXPECT_EQ(caf::actor_cast<caf::abstract_actor*>(link)->detach(token), 1u);

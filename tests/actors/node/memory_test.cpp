@@ -1,4 +1,4 @@
-// What transfers leave behind in the two processes: nothing.
+// Transfers leave no memory behind in the two processes.
 
 #include <string>
 
@@ -10,7 +10,7 @@
 namespace troupe::testing {
 namespace {
 
-// Past the bound of what is remembered of ended requests, which fills up once.
+// Beyond the bound of remembered ended requests, so that this memory has filled up.
 constexpr int warm_up = 4500;
 constexpr int total = 9000;
 constexpr int at_once = 16;
@@ -20,7 +20,7 @@ std::string request(int number) {
   return std::string{"m"}.append(std::to_string(number));
 }
 
-/// Offers what it is asked for, "FIRST COUNT" at a time, and says how much memory it has then.
+/// Offers requests on order, "FIRST COUNT" at a time, and answers with its memory use.
 int offering_prefill(engine& node, line_channel& channel) {
   listener events{node};
   auto blocks = node.allocate_blocks(1);
@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(over, memory,
                                            way{"tcp", "write"}, way{"tcp", "read"}),
                          name_of);
 
-/// Whoever is asked remembers nobody who has his answer.
+/// The supervisor keeps nothing of a question once it has answered.
 TEST(memory_of_a_frontend, is_after_many_questions_what_it_was_after_the_first_few_thousand) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer keeps freed memory";

@@ -1,5 +1,5 @@
-// The node's actor, and the supervisor's, for what grows while nobody looks: calls that the engine
-// never answers, and watches that are set once more with each attempt to register.
+// The node's and the supervisor's actor, and state that must not grow: calls that the engine never
+// answers, and watches that each attempt to register sets again.
 
 #include "troupe/actors/node/node.hpp"
 
@@ -32,7 +32,7 @@ using troupe::testing::comes_true;
 using troupe::testing::wait_limit;
 using namespace std::chrono_literals;
 
-/// How often `observer` watches `observed`; it does not any more.
+/// Removes the watches of `observer` on `observed` and returns how many there were.
 template <class Observed, class Observer>
 std::size_t take_watches(const Observed& observed, const Observer& observer) {
   const caf::default_attachable::observe_token token{caf::actor_cast<caf::actor_addr>(observer),
@@ -54,7 +54,7 @@ class lone_node : public ::testing::Test {
   context_ptr context = settled_context();
   local_node_actor actor;
 
-  /// `first` is said to it before it looks for a supervisor.
+  /// `first` runs before the node looks for a supervisor.
   void start(const std::function<void()>& first = [] {}) {
     actor = host.system().spawn(node, context, engine_port_actor{}, pool_manager_actor{},
                                 std::make_shared<node_drain>());
@@ -66,7 +66,7 @@ class lone_node : public ::testing::Test {
 
 // -- calls
 
-/// The engine takes calls and keeps them.
+/// An engine that takes calls and never answers.
 class silent_engine : public lone_node {
  protected:
   std::mutex mutex;
@@ -110,7 +110,7 @@ TEST_F(silent_engine, loses_no_place_for_calls_to_those_that_nobody_waits_for) {
     caf::anon_send(actor, call_request{"m", {}, 1});
   }
   ASSERT_TRUE(comes_true([&] { return taken() == max_pending_calls; }));
-  // The engine holds all of them still.
+  // The engine still holds all of them.
   EXPECT_TRUE(comes_true([&] {
     return ask(30ms).failed == static_cast<std::uint8_t>(errc::deadline);
   })) << "each further call is refused, since too many are said to wait";
@@ -125,7 +125,7 @@ TEST_F(silent_engine, is_asked_no_more_while_as_many_calls_wait_as_may) {
   EXPECT_EQ(taken(), max_pending_calls);
 }
 
-// -- who waits for it to be taken in
+// -- waiting for registration
 
 TEST(registration_state, that_is_lost_before_the_waiting_thread_runs_was_one_all_the_same) {
   registration_state state;
@@ -157,7 +157,7 @@ TEST_F(lone_node, watches_its_supervisor_once_however_often_that_refuses_it) {
   actor_host there;
   const auto asked = std::make_shared<std::atomic<int>>(0);
   supervisor_part part;
-  part.registers = [asked] {  // the first five for a reason that passes, so that a node comes again
+  part.registers = [asked] {  // the first five refusals are temporary, so the node tries again
     registration reply;
     if (asked->fetch_add(1) < 5) {
       reply.failed = static_cast<std::uint8_t>(errc::overloaded);
@@ -173,15 +173,15 @@ TEST_F(lone_node, watches_its_supervisor_once_however_often_that_refuses_it) {
   const auto why_not = context->registration.wait(wait_limit);
   ASSERT_FALSE(why_not) << to_string(*why_not);
   EXPECT_EQ(asked->load(), 6);
-  // What this process knows of it: the node's watch hangs there.
+  // This process's proxy of the supervisor, on which the node's watch is set.
   const auto proxy = host.connect<supervisor_actor>("127.0.0.1", *port, wait_limit);
   ASSERT_TRUE(proxy) << proxy.error().message;
   EXPECT_EQ(take_watches(*proxy, actor), 1u);
 }
 
-// -- what a supervisor that is gone was asked, and could not be told
+// -- requests to a supervisor that is gone, and messages it missed
 
-/// What supervisors of a test heard.
+/// What the supervisors of a test received.
 struct heard {
   std::vector<caf::typed_response_promise<registration>> unanswered;
   std::atomic<int> registrations{0};
@@ -189,7 +189,7 @@ struct heard {
   std::vector<std::string> ended;
 };
 
-/// Answers registrations, or keeps who asks waiting for ever.
+/// Answers registrations, or never answers them.
 supervisor_actor::behavior_type scripted_supervisor(supervisor_actor::pointer self,
                                                     std::shared_ptr<heard> ear, bool answers) {
   return {

@@ -1,4 +1,4 @@
-// What a stage's file says of RDMA reaches the devices. In the machine of tests/verbs.
+// The `rdma` options of a stage's file reach the devices. Runs in the machine of tests/verbs.
 
 #include <string>
 
@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// What the rdma backend of a node says that it is, by the `rdma` section of the node's stage.
+/// The description of a node's rdma backend, given the `rdma` section of its stage.
 std::string backend_of(const std::string& section) {
   const auto file = config::parse(
       "cluster: c\nstages:\n  - {name: d, role: decode, engine: external, transport: {backend: "

@@ -1,6 +1,6 @@
-// What could not end with a whole cache, or a value in its place, is refused at once by name. A cache
-// is whole only when each rank of the prefill replica has sent its part of it, once, to the rank that
-// it takes the receiver for, and to blocks of its own.
+// A receive that could not end with a complete cache, or a value in its place, is refused at once
+// with the reason. A cache is complete only if each rank of the prefill replica has sent its part
+// of it, once, to the rank that it takes the receiver for, and into the receiver's own blocks.
 
 #include <string>
 
@@ -50,7 +50,7 @@ TEST_F(checked_calls, pin_no_block_that_only_holds_the_prefix) {
   const std::vector<block_id> four{all->blocks.begin(), all->blocks.begin() + 4};
   const std::vector<block_id> prefix{four.begin(), four.begin() + 2};
   const std::vector<block_id> partly{four[2]};
-  // Nobody offers it: it lives until it is given up.
+  // No node offers the request, so it lives until the abort.
   const auto asked = node->receive({"r",
                                     {"prefill-0-tp0", "prefill-0-tp1"},
                                     actors::transfer_mode::write,
@@ -69,7 +69,7 @@ TEST_F(checked_calls, pin_no_block_that_only_holds_the_prefix) {
   listener events{*node};
   ASSERT_TRUE(events.unpinned(*asked));
   EXPECT_TRUE(node->allocate_blocks(1));
-  // A prefix in blocks that are nobody's is none.
+  // Freed blocks cannot hold a prefix.
   ASSERT_TRUE(node->free_blocks(all->owner, {four.begin() + 3, four.end()}));
   const std::vector<block_id> freed{four[3], all->blocks[4]};
   EXPECT_FALSE(node->receive({"s",
@@ -137,7 +137,7 @@ TEST_F(checked_calls, receive_into_no_block_twice) {
 
 TEST_F(checked_calls, put_only_where_an_edge_leads) {
   static const std::vector<std::byte> bytes(
-      10);  // longer than the node: nobody waits for the outcomes
+      10);  // longer than the node lives: the outcomes do not matter
   for (const std::string peer : {"store-0", "supervisor"}) {
     const auto asked = node->put(peer, "key", bytes);
     ASSERT_FALSE(asked) << peer;
@@ -207,10 +207,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A peer, rank 1 of 2 by the deployment, whose layout or whose requests say another one.
+/// A peer, rank 1 of 2 by the deployment, whose layout or requests name another rank.
 class confused_peer : public listened_port {
  protected:
-  /// Asks for what there is, over the first link with that layout: refused by these words.
+  /// The peer requests the offered source over its first link with that layout. Expects a refusal
+  /// with these words.
   void expect_refusal(const layout_ptr& its_layout, std::uint32_t rank, std::uint32_t ranks,
                       const ::testing::Matcher<const std::string&>& words) {
     context->layout = small_layout();
@@ -255,7 +256,7 @@ TEST_F(confused_peer, whose_layers_are_those_of_another_part_is_refused) {
                        HasSubstr("says rank 0 of 1 and layers 0 to 1 of the model's 4")));
 }
 
-/// A peer that asks for a source more often than it may, or whose part in it fails.
+/// A peer that requests a source more often than allowed, or whose part in it fails.
 class asking_peer : public listened_port {
  protected:
   operation_id source;
@@ -301,12 +302,12 @@ TEST_F(asking_peer, is_served_no_more_transfers_at_once_than_there_may_be_operat
 TEST_F(asking_peer, whose_blocks_are_not_those_of_its_tokens_is_refused_and_costs_nothing) {
   context->settings.retry_window = 10 * troupe::testing::wait_limit;
   offer();
-  // Four billion blocks in a few bytes, one too many, one too few, and none there.
+  // Four billion blocks in a few bytes, one block too many, one too few, and none.
   asks(1, 16, {{{0}, 0xFFFF'FFFFU}});
   asks(2, 16, {{{0}, 2}});
   asks(3, 16, {});
   asks(4, 0xFFFF'FFFFU, {{{0}, 0x1000'0000U}});
-  // One that no pool of this layout has; and none of the grants.
+  // A block that is in no pool of this layout, and a request without grants.
   asks(5, 16, {{{4}, 1}});
   grants = 0;
   asks(6);

@@ -1,4 +1,4 @@
-// What a peer may say of a request, and no honest one does: it is refused by name, and costs nothing.
+// Requests that no honest peer makes: each is refused with the reason, and costs nothing.
 
 #include <limits>
 
@@ -16,7 +16,7 @@ class request_bounds : public listened_port {
     context->layout = small_layout();
     meet("there-0", small_layout());
   }
-  /// A send of the engine that grows, of no blocks yet.
+  /// A growing send of the engine, without blocks so far.
   void grow(std::vector<group_blocks> groups = {}) {
     send_spec spec;
     spec.request = "r";
@@ -44,7 +44,7 @@ class request_bounds : public listened_port {
     comes(std::move(asked));
     expect_refusal(said_before_++, code, words);
   }
-  /// The offer answers a receive of 16 tokens.
+  /// A receive of 16 tokens is answered with that offer.
   void expect_refused(receive_spec spec, transfer_offer offer, errc code, const char* words) {
     spec.request = "r";
     spec.sources = {"there-0"};
@@ -110,7 +110,7 @@ TEST_F(request_bounds, what_no_transfer_can_use_is_not_kept_until_its_source_com
       "100 layers");
 }
 
-/// Two layers, of a group each.
+/// Two layers, each in a group of its own.
 class group_bounds : public request_bounds {
  protected:
   void SetUp() override {

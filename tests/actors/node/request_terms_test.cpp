@@ -1,5 +1,5 @@
-// The terms of a request beside its bytes: blocks that come later, who asks, which life of a source is
-// meant, how long it may wait for one, what the prefill engine must have sealed with, once more.
+// The terms of a request beside its bytes: blocks that come later, the node that asks, the life of
+// the source, how long to wait for it, the seal that is expected, and repetition.
 
 #include <algorithm>
 #include <memory>
@@ -62,7 +62,7 @@ class request_terms : public ::testing::TestWithParam<transfer_mode> {
     spec.tokens = tokens;
     return spec;
   }
-  /// A send of tokens that are all there.
+  /// A send whose tokens are all computed and sealed.
   operation_id offer(const std::string& request, std::uint32_t tokens, std::uint64_t seed,
                      std::vector<std::byte> aux = {}) {
     send_spec spec{request, blocks((tokens + block_tokens - 1) / block_tokens)};
@@ -87,7 +87,7 @@ class request_terms : public ::testing::TestWithParam<transfer_mode> {
   [[nodiscard]] result<operation_id> hold(const std::string& request) const {
     return decode->hold(request, {"prefill-0"});
   }
-  /// Why the receive failed.
+  /// The error with which the receive failed.
   troupe::error failure_of(const receive_spec& spec) {
     const auto receive = decode->receive(spec);
     if (!receive) return receive.error();
@@ -98,7 +98,7 @@ class request_terms : public ::testing::TestWithParam<transfer_mode> {
     ASSERT_TRUE(receive) << to_string(receive.error());
     expect_arrives(*receive, spec.tokens, seed);
   }
-  /// It waits for the source, which comes then.
+  /// The receive waits for its source, which is offered afterwards.
   void expect_waits_and_arrives(const receive_spec& spec, std::uint64_t seed) {
     const auto receive = decode->receive(spec);
     ASSERT_TRUE(receive) << to_string(receive.error());
@@ -215,7 +215,7 @@ TEST_P(request_terms, a_request_for_more_than_a_send_grew_to_fails_at_both_sides
   EXPECT_EQ(at_prefill->of(send).failed, 1);
 }
 
-// -- who asks
+// -- the node that asks
 
 TEST_P(request_terms, a_send_tells_who_wants_it) {
   send_spec spec{"r", blocks(4)};
@@ -267,7 +267,7 @@ TEST_P(request_terms, a_send_that_did_not_ask_tells_nothing) {
   }
 }
 
-// -- which life of the source
+// -- the life of the source
 
 TEST_P(request_terms, another_life_of_a_source_is_refused_naming_both) {
   offer("r", 16, 3);
@@ -296,7 +296,7 @@ TEST_P(request_terms, lives_are_one_for_each_source) {
   EXPECT_NE(why.message.find("2 incarnations for 1 source"), std::string::npos) << why.message;
 }
 
-// -- how long it may wait for a source
+// -- how long to wait for a source
 
 TEST_P(request_terms, who_does_not_wait_for_a_source_hears_at_once_that_there_is_none) {
   auto asked = wish("r", 16);
@@ -328,7 +328,7 @@ TEST_P(request_terms, no_time_to_wait_is_negative) {
   EXPECT_EQ(failure_of(asked).code, errc::invalid_config);
 }
 
-// -- what the prefill engine sealed with
+// -- the expected seal
 
 TEST_P(request_terms, the_beginning_of_aux_is_what_the_decode_engine_expects) {
   offer("r", 16, 6, bytes_of("hash-1 and more"));
@@ -380,7 +380,7 @@ TEST_P(request_terms, no_more_is_expected_than_can_be_compared) {
   EXPECT_EQ(failure_of(asked).code, errc::out_of_range);
 }
 
-// -- once more
+// -- asked again
 
 TEST_P(request_terms, what_was_delivered_is_waited_for_once_more) {
   const auto first = offer("r", 16, 7);
@@ -422,7 +422,7 @@ TEST_P(request_terms, a_request_may_be_given_back_before_it_is_sent) {
   const auto send = prefill->send({"r", blocks(1)}).value();
   EXPECT_EQ(failure_of(*at_prefill, send).code, errc::aborted);
   ASSERT_TRUE(at_prefill->unpinned(send));
-  // It was given back once.
+  // The earlier release counted once.
   offer("r", 16, 2);
   expect_arrives(wish("r", 16), 2);
 }
@@ -487,7 +487,7 @@ TEST_P(request_terms, words_to_what_is_no_source_are_refused_at_once) {
   EXPECT_EQ(decode->release("r", {}).error().code, errc::invalid_config);
   EXPECT_EQ(decode->release("", {"prefill-0"}).error().code, errc::invalid_config);
   EXPECT_EQ(decode->release("r", {"prefill-0"}, {1, 2}).error().code, errc::invalid_config);
-  // No layers move from there to here.
+  // No edge moves layers from there to here.
   EXPECT_EQ(prefill->hold("r", {"decode-0"}).error().code, errc::invalid_config);
 }
 
@@ -563,7 +563,7 @@ INSTANTIATE_TEST_SUITE_P(modes, request_terms,
                          ::testing::Values(transfer_mode::write, transfer_mode::read),
                          [](const auto& p) { return std::string{to_string(p.param)}; });
 
-/// Where a sealed source waits a second for whoever asks.
+/// A sealed source waits one second for a receiver.
 class short_lease : public request_terms {
  protected:
   short_lease() { options.source_lease = "1s"; }

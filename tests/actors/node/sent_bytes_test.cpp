@@ -1,4 +1,4 @@
-// What a send is told that it has moved.
+// The bytes that a send is told to have moved.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,8 @@ class sent_bytes : public listened_port {
  protected:
   session_actor session;
 
-  /// A send of 16 tokens that are computed and sealed, and whose peer has asked for them. It has posted them.
+  /// A send of 16 tokens that is computed and sealed, and that its peer has requested. It has
+  /// posted them.
   void SetUp() override {
     context->layout = small_layout();
     context->regions.push_back(region_id{1});

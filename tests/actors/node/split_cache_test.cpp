@@ -1,5 +1,5 @@
-// Caches of which some regions are in memory of a GPU and others in that of the host: every backend that copies by way
-// of the host moves them, `xgmi` is left out and says why.
+// Caches with some regions in GPU memory and others in host memory: every backend that copies
+// through the host moves them; `xgmi` is left out, with a reason.
 
 #include <algorithm>
 #include <optional>
@@ -19,10 +19,10 @@ constexpr std::uint32_t split_layers = 4;
 constexpr std::uint32_t split_tokens = 100;
 constexpr std::uint64_t split_seed = 9;
 
-/// Of the region of each layer, the GPU that it is on; empty: it is on the host.
+/// For the region of each layer, its GPU; empty if it is on the host.
 using places = std::vector<std::optional<std::uint32_t>>;
 
-/// Together they have a layer for each way that bytes may go between GPUs and the host.
+/// Together, the two cover each way in which bytes may go between GPUs and the host.
 const places prefill_places{0, 0, std::nullopt, std::nullopt};
 const places decode_places{1, std::nullopt, 1, std::nullopt};
 const auto prefill_split = "region 0 in memory of gpu:0 and region 2 in that of the host";
@@ -42,7 +42,7 @@ kvcache::cache_layout one_region_per_layer() {
 const std::vector<block_id> prefill_blocks{{7}, {8}, {31}, {0}, {17}, {12}, {13}};
 const std::vector<block_id> decode_blocks{{20}, {3}, {4}, {5}, {30}, {1}, {9}};
 
-/// A node whose cache has a region for each layer, in memory of the engine.
+/// A node whose cache has a region of engine memory for each layer.
 class placed_cache {
  public:
   placed_cache(const cluster& c, const std::string& name, const places& where) {
@@ -79,7 +79,7 @@ class placed_cache {
   std::unique_ptr<engine> node_;
 };
 
-/// Serves the prompt once as prefill-0, when it is told to begin.
+/// Serves the prompt once as prefill-0, on an order of the test.
 int offer(const cluster& c, const places& where, line_channel& channel) {
   if (!channel.order()) return 0;
   const placed_cache placed{c, "prefill-0", where};
@@ -106,7 +106,7 @@ class split_cache : public ::testing::Test {
   std::string device;
   std::size_t differing{0};
 
-  /// How a receive of all of it ended.
+  /// Receives the whole prompt. Returns how the receive ended.
   std::string take(const cluster_options& options, const std::string& mode, const places& theirs,
                    const places& ours) {
     const cluster c{unhurried(options)};

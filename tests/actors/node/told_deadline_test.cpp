@@ -1,4 +1,5 @@
-// One deadline for both sides of a transfer: the decode side's. What is told of it is what is left.
+// Both sides of a transfer share the decode side's deadline: each message tells the time that is
+// left.
 
 #include <gmock/gmock.h>
 
@@ -16,7 +17,7 @@ class told_deadline : public listened_port {
     context->layout = small_layout();
     meet("there-0", context->layout);
   }
-  /// The peer asks for a request, and waits for it for so long.
+  /// The peer requests `name` and waits for it for `deadline`.
   void ask(transfer_id transfer, const std::string& name, std::chrono::milliseconds deadline) {
     transfer_request request;
     request.transfer = transfer;
@@ -33,7 +34,7 @@ class told_deadline : public listened_port {
     offered = *operation;
     caf::anon_send(port, engine_command{start_send{*operation, spec}});
   }
-  operation_id offered;  ///< last
+  operation_id offered;  ///< the last offered send
 };
 
 TEST_F(told_deadline, is_what_is_left_when_a_request_is_said_again_over_the_next_link) {
@@ -78,8 +79,8 @@ TEST_F(told_deadline, runs_on_while_a_request_waits_for_its_source) {
   ask(transfer_id{9}, "r", deadline);
   std::this_thread::sleep_for(deadline / 2);
   offer("r");
-  // Of another one, which has its source at once, the deadline comes later than that of the first; but
-  // earlier than if that had been counted again since the source came.
+  // The deadline of this request, whose source is there at once, is later than that of the first,
+  // and earlier than the first's would be if it restarted when the source came.
   ask(transfer_id{10}, "between", deadline * 3 / 4);
   offer("between");
   auto said = heard->said.at(0);

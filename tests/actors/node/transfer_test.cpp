@@ -8,8 +8,8 @@
 namespace troupe::testing {
 namespace {
 
-/// A prefill engine that obeys: "REQUEST TOKENS CHUNK" computes a request in chunks, layer by
-/// layer, and says the outcome; "end" ends it.
+/// A prefill engine that follows orders: "REQUEST TOKENS CHUNK" computes a request in chunks, layer
+/// by layer, and answers with the outcome; "end" ends it.
 int obedient_prefill(engine& node, line_channel& channel) {
   cache_bytes cache{node};
   listener events{node};
@@ -57,7 +57,7 @@ class transfer : public ::testing::TestWithParam<way> {
   std::unique_ptr<cache_bytes> cache;
   std::unique_ptr<listener> events;
 
-  /// The prefill node does `body` in a process of its own; the decode node is here.
+  /// Runs `body` as the prefill node in a process of its own; the decode node is in this process.
   void start(const std::function<int(engine&, line_channel&)>& body) {
     c = std::make_unique<cluster>(options);
     prefill = c->spawn("prefill-0", body);
@@ -218,7 +218,7 @@ TEST_P(transfer, that_the_decode_engine_aborts_fails_at_both_sides) {
     auto send = node.send({"a", blocks->blocks, 0, 0ms, 0});
     if (!send) return 1;
     (void)node.layers_ready(*send, 0, 1, 32);
-    // A request that was given up before the prefill engine offered it is none.
+    // An abort that arrives before the prefill engine offers the request would not reach it.
     channel.say("offered");
     if (!heard.unpinned(*send)) return 2;
     channel.say(to_string(heard.of(*send).why.code).data());
@@ -235,7 +235,7 @@ TEST_P(transfer, that_the_decode_engine_aborts_fails_at_both_sides) {
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "aborted");
 }
 
-// The abort comes right behind the request, perhaps before the request has an actor.
+// The abort follows the request immediately, perhaps before the request has an actor.
 TEST_P(transfer, that_is_given_up_at_once_fails_at_both_sides) {
   constexpr int requests = 200;
   start([](engine& node, line_channel& channel) {
@@ -258,7 +258,8 @@ TEST_P(transfer, that_is_given_up_at_once_fails_at_both_sides) {
     return 0;
   });
   ASSERT_EQ(prefill->channel().hear().value_or("silence"), "offered");
-  // Named, so that the request goes out at once: what is given up in line for blocks asked nobody.
+  // With named blocks the request goes out at once; one that still waits for blocks reaches no
+  // peer.
   const auto blocks = decode->allocate_blocks(2);
   ASSERT_TRUE(blocks);
   const auto ask = [&](int i) {
@@ -299,11 +300,11 @@ TEST_P(transfer, that_is_never_sealed_ends_at_its_deadline_at_both_sides) {
 
 // -- between memory of a GPU and the host's
 
-/// What `auto` is for such a pair on one host.
+/// The backend that `auto` chooses for such a pair on one host.
 constexpr auto best_of_a_mixed_pair = "shm";
 
 std::vector<way> mixed_ways() {
-  if (gpu_ways().empty()) return {};  // which also makes the doubles
+  if (gpu_ways().empty()) return {};  // which also creates the doubles
   return {{"tcp", "write"}, {"tcp", "read"},   {"shm", "write"},
           {"shm", "read"},  {"auto", "write"}, {"auto", "read"}};
 }

@@ -1,4 +1,4 @@
-// A receive from several ranks is done or not as a whole: none of them is released before.
+// A receive from several ranks succeeds or fails as a whole: no rank is released before.
 
 #include <string>
 #include <vector>
@@ -13,10 +13,10 @@ namespace {
 
 using troupe::testing::wait_limit;
 
-/// Of two ranks, from each of which nothing is wanted but its seal: the prefix is all of the tokens.
+/// A receive from two ranks that needs only their seals, since the prefix covers all tokens.
 class receive_of_two : public listened_port {
  protected:
-  /// By rank: nothing orders what is said to one against what is said to the other.
+  /// By rank: messages to different ranks are not ordered.
   const std::vector<std::shared_ptr<heard_words>> heard_by{heard, std::make_shared<heard_words>()};
   operation_id operation;
   std::vector<transfer_id> transfers;
@@ -52,7 +52,7 @@ class receive_of_two : public listened_port {
         sessions.at(rank),
         session_event{session_message{transfer_sealed{transfers.at(rank), 16, 0, std::move(aux)}}});
   }
-  /// What is said to that rank behind the request.
+  /// The message that follows the request to that rank.
   template <class Message>
   std::optional<Message> told(std::size_t rank) {
     const auto word = heard_by.at(rank)->said.at(1);
@@ -114,7 +114,7 @@ asked_actor::behavior_type deaf(asked_actor::pointer) {
   return {[](node_command&) {}};
 }
 
-/// Of two sources. The link with the second one comes when the test says so.
+/// A receive from two sources. The test decides when the link with the second one comes.
 class receive_as_links_come : public listened_port {
  protected:
   static layout_ptr part(std::uint32_t first, std::uint32_t end) {

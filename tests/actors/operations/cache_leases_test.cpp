@@ -1,4 +1,4 @@
-// For whom blocks are held, and what ends it: never that somebody waits in line.
+// Which peer blocks are held for, and what ends a hold: never that the peer waits in line.
 
 #include "troupe/actors/operations/cache_leases.hpp"
 
@@ -27,7 +27,7 @@ constexpr incarnation alice{11}, alice_again{12}, bob{21};
 constexpr auto length = 10s;
 constexpr auto beat = 1s;
 
-/// A table, a clock, and what a supervisor says.
+/// A lease table, a clock, and the messages of a supervisor.
 class leases : public ::testing::Test {
  protected:
   static member shown(const std::string& name, incarnation life, node_state state,
@@ -46,9 +46,9 @@ class leases : public ::testing::Test {
     all->members = std::move(members);
     return table.see(std::move(all), now);
   }
-  /// The supervisor answers a heartbeat that is sent now; what lapsed.
+  /// The supervisor answers a heartbeat that is sent now. Returns the lapsed holds.
   std::vector<lapse> answered() { return table.answered({supervisor, epoch}, now, now); }
-  /// Beats for that long; what lapsed.
+  /// Beats for that long. Returns the lapsed holds.
   std::vector<lapse> pass(std::chrono::milliseconds time, news of = news::current) {
     std::vector<lapse> all;
     for (const auto until = now + time; now < until;) {
@@ -68,7 +68,7 @@ class leases : public ::testing::Test {
   cache_leases table{{incarnation{1}, length}};
 };
 
-// -- who waits in line
+// -- peers that wait in line
 
 TEST_F(leases, one_that_lives_keeps_it_however_long_it_waits) {
   for (const auto state :
@@ -118,7 +118,7 @@ TEST_F(leases, time_in_which_this_process_stands_still_ends_nothing) {
   EXPECT_EQ(table.waiting(first), 1U);
 }
 
-// -- who dies
+// -- peers that die
 
 TEST_F(leases, this_node_itself_that_is_shown_as_down_ends_them_and_nothing_else) {
   see({shown("me", incarnation{1}, node_state::up)});
@@ -221,8 +221,9 @@ TEST_F(leases, an_answer_that_knows_newer_news_waits_for_them) {
   EXPECT_EQ(table.waiting(first), 1U) << "the life that was there when it was named";
 }
 
-// Found by the simulated cluster, seed 68: a node that lost its supervisor for 400 ms went by a list of
-// before its send was placed, and took the decode node's next life for the death of who it was held for.
+// Found by the simulated cluster, seed 68: a node that lost its supervisor for 400 ms judged by a
+// list older than its send's placement, and took the decode node's next life for the death of the
+// one the send was held for.
 TEST_F(leases, news_that_come_long_after_the_hold_do_not_make_older_ones_count) {
   see({shown("a", alice, node_state::suspect)});
   table.hold(first, "a", now);
@@ -235,11 +236,11 @@ TEST_F(leases, news_that_come_long_after_the_hold_do_not_make_older_ones_count) 
   EXPECT_THAT(pass(3 * length), IsEmpty());
 }
 
-// Found by the simulated cluster, seed 24594; and, with the hold begun later, seed 105017 with the faults
-// three times as frequent.
+// Found by the simulated cluster, seed 24594; with a hold that begins later also seed 105017 with
+// the faults three times as frequent.
 TEST_F(leases, what_a_restarted_supervisor_remembers_is_no_proof_of_who_was_meant) {
   see({shown("a", alice, node_state::up)});
-  table.hold(first, "a", now, {supervisor, epoch + 1});  // which knew of the next life
+  table.hold(first, "a", now, {supervisor, epoch + 1});  // a placement that knew of the next life
   supervisor = 6;
   EXPECT_THAT(see({shown("a", alice, node_state::joining)}), IsEmpty());
   EXPECT_THAT(answered(), IsEmpty());
@@ -250,7 +251,7 @@ TEST_F(leases, what_a_restarted_supervisor_remembers_is_no_proof_of_who_was_mean
 
   supervisor = 7;
   see({shown("a", alice, node_state::joining)});
-  table.hold(second, "a", now);  // of a placement by the former supervisor, told late
+  table.hold(second, "a", now);  // from a placement by the former supervisor, told late
   EXPECT_THAT(answered(), IsEmpty());
   again.registered = epoch + 1;
   EXPECT_THAT(see({again}), IsEmpty());
@@ -325,12 +326,12 @@ TEST_F(leases, a_lost_link_with_a_life_that_no_membership_shows_is_nothing_to_th
   EXPECT_THAT(pass(3 * length, news::old), IsEmpty());
 }
 
-// -- who has asked
+// -- peers that have asked
 
 TEST_F(leases, of_one_that_has_asked_the_session_tells_the_end) {
   see({shown("a", alice, node_state::up)});
   table.hold(first, "a", now);
-  table.hold(first, "a", now);  // once more is no second one
+  table.hold(first, "a", now);  // the same hold, not a second one
   EXPECT_EQ(table.waiting(first), 1U);
   table.sealed(first, now);
   table.meet(first, session, "a", alice, now);
@@ -352,7 +353,7 @@ TEST_F(leases, the_next_life_that_asks_takes_the_place_of_the_one_that_was_waite
   EXPECT_THAT(pass(3 * length), IsEmpty());
 }
 
-// -- who says that it will ask
+// -- peers that announce that they will ask
 
 TEST_F(leases, of_a_source_that_is_kept_by_a_word_last_as_long_as_the_word) {
   see({shown("a", alice, node_state::up)});
@@ -399,7 +400,7 @@ TEST_F(leases, of_a_session_and_of_a_word_of_one_node_are_two) {
   expect_one(pass(length + beat), first, cause::unread);
 }
 
-// -- nobody
+// -- no peer
 
 TEST_F(leases, a_source_for_nobody_is_held_for_one_length_from_the_seal_on) {
   table.sealed(second, now);
@@ -437,7 +438,7 @@ TEST_F(leases, one_that_it_is_for_ends_that_lease_when_it_comes_into_the_cluster
   EXPECT_THAT(pass(5 * length), IsEmpty());
 }
 
-// -- which news count
+// -- which lists count
 
 TEST_F(leases, one_of_a_placement_lapses_by_news_that_are_as_new_however_late_they_come) {
   see({shown("a", alice, node_state::up)});
@@ -464,7 +465,7 @@ TEST_F(leases, one_of_a_placement_that_knew_of_a_restart_is_held_for_the_next_li
   expect_one(see({again}), second, cause::replaced);
   EXPECT_EQ(table.waiting(first), 1U);
   EXPECT_THAT(pass(3 * length), IsEmpty());
-  // Taken in again since: what was placed before is void.
+  // A later registration voids earlier placements.
   again.node.incarnation = 13;
   again.registered = epoch + 1;
   expect_one(see({again}), first, cause::replaced);
@@ -490,9 +491,9 @@ TEST_F(leases, one_of_a_placement_of_another_supervisor_waits_for_the_answer_of_
 
 // -- all of it
 
-/// Many operations and nodes; nodes die and return, links come and go, at random. Whoever was alive
-/// in every membership since its hold never lapses; whoever died does, once, with the next
-/// membership; what ended is silent.
+/// Many operations and nodes at random: nodes die and return, links come and go. A hold never
+/// lapses while its holder is alive in every membership. After a death it lapses exactly once, with
+/// the next membership. An operation that has ended is never reported.
 TEST_F(leases, at_random_end_with_death_and_with_nothing_else) {
   std::mt19937_64 dice{2155104801};
   constexpr std::size_t nodes = 5;
@@ -528,7 +529,7 @@ TEST_F(leases, at_random_end_with_death_and_with_nothing_else) {
           table.hold(id, std::to_string(node), now);
           table.sealed(id, now);
           held[id] = {node, lives[node]};
-          all = answered();  // later its death is no old news
+          all = answered();  // so that a later death is not taken for old news
         }
         break;
       case 2:

@@ -1,5 +1,5 @@
-// A thread that waits for one operation takes all that is told of it, and nothing of any other: every
-// event is taken once, whoever takes it and whenever a wait is given up.
+// A thread that waits for one operation takes all events of that operation and of no other: every
+// event is taken once, whichever thread takes it and whenever a wait is given up.
 
 #include <algorithm>
 #include <array>
@@ -170,7 +170,8 @@ TEST_F(claims, given_up_give_their_events_back_in_order_before_those_of_others) 
   }
 }
 
-/// A claim that looked at what waits of others would take a thousand times the limit of this test.
+/// A claim that searched the events of other operations would exceed this test's time limit a
+/// thousandfold.
 TEST(one_claim, of_very_many_operations_costs_what_waits_of_its_own) {
   constexpr std::uint32_t many = 400'000;
   operation_table operations{many};
@@ -239,7 +240,7 @@ TEST(outcome_of_events, has_what_each_of_them_said_and_a_failure_gives_blocks_ba
   EXPECT_EQ(outcome_of({{id, event_info{9, 3ms}}}, nullptr)->size, 9u);
 }
 
-/// What threads were told, in whatever order they came to say so.
+/// The events that several threads received, recorded in any order.
 class told_book {
  public:
   void hear(const std::vector<event>& events) {

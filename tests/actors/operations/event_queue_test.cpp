@@ -1,4 +1,4 @@
-// What the engine is told is never lost and never without a bound, whatever the engine takes.
+// Events for the engine are never lost and never unbounded, whether or not the engine takes them.
 
 #include "troupe/actors/operations/event_queue.hpp"
 
@@ -75,7 +75,7 @@ TEST_F(events, of_an_operation_before_its_last_leave_it_open) {
   EXPECT_EQ(operations.open(), 0u);
 }
 
-/// What an engine knows of the layers of one operation from its events, which come without a gap.
+/// The progress of one operation's layers as its events tell it; events must leave no gap.
 class heard_layers {
  public:
   void hear(const cache_slice& slice) {
@@ -105,7 +105,7 @@ TEST_F(events, of_layers_that_nobody_takes_are_merged_and_say_the_same) {
     const auto id = ids[random() % bound];
     auto& tokens = progress[id.value];
     tokens.resize(layers);
-    // Neighbours of equal progress, as the port tells them.
+    // Adjacent layers of equal progress, as the port reports them.
     const std::uint32_t begin = random() % layers;
     auto end = begin + 1;
     const std::uint32_t longest = 1 + random() % 5;

@@ -1,5 +1,5 @@
-// What an engine that watches its cluster is told of the other members: each life once there and once gone,
-// however the lists come and whenever the engine takes events.
+// The events of an engine that watches the other members: each life once there and once gone, in
+// whatever order the lists come and whenever the engine takes events.
 
 #include "troupe/actors/operations/member_watch.hpp"
 
@@ -43,7 +43,7 @@ class watching : public ::testing::Test {
   void see(std::vector<member> members, std::uint64_t supervisor = 1) {
     watch.see({"demo", supervisor, ++epoch_, std::move(members), 0});
   }
-  /// Of a supervisor that has begun a moment ago.
+  /// A list of a supervisor that has just begun.
   void see_collecting(std::vector<member> members, std::uint64_t supervisor) {
     watch.see({"demo", supervisor, ++epoch_, std::move(members), 1});
   }
@@ -52,7 +52,7 @@ class watching : public ::testing::Test {
     EXPECT_EQ(judge.hear(e), "");
     return e;
   }
-  /// All that waits: "a/1 up".
+  /// All queued events, as "a/1 up".
   std::vector<std::string> told() {
     std::vector<std::string> all;
     while (watch.size() != 0) {
@@ -219,7 +219,7 @@ TEST_F(watching, whom_its_own_supervisor_has_forgotten_is_gone_also_while_that_c
   const auto end = next();
   EXPECT_EQ(end.node, "b");
   EXPECT_THAT(end.reason, HasSubstr("no member"));
-  // Also of a supervisor that showed nothing new of it.
+  // The same for a supervisor that showed nothing new of the node.
   see_collecting({shows("a", 1)}, 2);
   see_collecting({}, 2);
   EXPECT_THAT(told(), ElementsAre("a/1 gone"));
@@ -256,7 +256,7 @@ TEST_F(watching, lives_that_no_supervisor_speaks_of_are_bounded) {
       EXPECT_EQ(told().size(), 1u);
     }
   }
-  // The first ones, for those behind `max_unspoken` that are not there.
+  // The oldest lives end, since more than `max_unspoken` are not confirmed.
   EXPECT_THAT(told(), ElementsAre("a4097/4098 up", "a0/1 gone", "a4098/4099 up", "a1/2 gone"));
   EXPECT_EQ(judge.there().size(), member_watch::max_unspoken + 1);
 }

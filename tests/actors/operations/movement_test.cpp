@@ -1,4 +1,4 @@
-// What an engine is told of how its bytes moved.
+// The report to an engine of how its bytes moved.
 
 #include "troupe/actors/messages/movement.hpp"
 

@@ -1,4 +1,4 @@
-// What a source makes of decode ranks that come, are lost and are replaced.
+// How a source treats decode ranks that come, are lost and are replaced.
 
 #include "troupe/actors/operations/source.hpp"
 
@@ -115,7 +115,8 @@ TEST(source, knows_the_replicas_of_members_in_whatever_order_they_come_and_are_l
   EXPECT_TRUE(s.released(third, 1));
 }
 
-// Seed 2054 of the engine fuzzer: two of three ranks came before the membership was there, and failed.
+// Seed 2054 of the engine fuzzer: two of three ranks came before the membership arrived, and
+// failed.
 TEST(source, is_done_with_ranks_that_came_before_the_membership_named_their_replica) {
   auto s = for_consumers(0);
   const auto nobody_knows = [](const std::string&) { return std::string{}; };
@@ -136,15 +137,15 @@ TEST(source, is_done_with_ranks_that_came_before_the_membership_named_their_repl
   EXPECT_TRUE(s.released(transfer_id{5}, 1));
 }
 
-// Seed 13 of the engine fuzzer: one rank of each replica came before the membership was there.
-// Seeds 22000312 and 28000128 of the engine fuzzer: the send did not end.
+// Seed 13 of the engine fuzzer: one rank of each replica came before the membership arrived. Seeds
+// 22000312 and 28000128: the send did not end.
 TEST(source, counts_the_release_of_a_rank_whose_first_asking_had_not_ended_when_it_asked_again) {
   constexpr transfer_id fifth{5};
   auto s = for_consumers(0);
   s.taken_by(first, {"decode-0-0", "", 0, 3});
   s.taken_by(second, {"decode-0-1", "", 1, 3});
   s.lost_one(first);
-  s.taken_by(third, {"decode-0-2", "", 2, 3});  // for all that is known, of another replica
+  s.taken_by(third, {"decode-0-2", "", 2, 3});  // as far as is known, of another replica
   s.taken_by(fourth, {"decode-0-1", "", 1, 3});
   s.learn_replicas([](const std::string&) { return "decode-0"; });
   s.lost_one(second);
@@ -198,7 +199,7 @@ TEST(source, parts_ranks_of_two_replicas_that_were_taken_for_one) {
   EXPECT_TRUE(s.released(transfer_id{4}, 1));
 }
 
-// Seed 35: of one of them the membership knew before it knew of the other.
+// Seed 35: the membership named one of two replicas before the other.
 TEST(source, takes_nobodys_place_for_a_rank_that_it_cannot_place_yet) {
   auto s = for_consumers(4);
   const auto named = [](const std::string& node) {
@@ -214,7 +215,7 @@ TEST(source, takes_nobodys_place_for_a_rank_that_it_cannot_place_yet) {
   EXPECT_TRUE(s.released(transfer_id{4}, 1));
 }
 
-// Seeds 10 and 54: each rank failed and came again before the membership named one of them.
+// Seeds 10 and 54: each rank failed and came again before the membership named any of them.
 TEST(source, is_delivered_when_the_membership_names_the_ranks_behind_the_last_release) {
   auto s = for_consumers(0);
   EXPECT_FALSE(s.is_delivered());

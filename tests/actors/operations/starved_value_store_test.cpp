@@ -10,7 +10,8 @@
 
 #include "starving.hpp"
 
-// Values of a node whose allocations fail: what was asked for is done whole or not at all, and nothing waits for ever.
+// Values of a node whose allocations fail: each operation is done whole or not at all, and none
+// waits for ever.
 
 namespace troupe::actors {
 namespace {
@@ -29,7 +30,7 @@ class starved_values : public ::testing::Test {
   const std::vector<std::byte> bytes = std::vector<std::byte>(4096, std::byte{7});
   const std::string key = std::string(100, 'k');
 
-  /// Only where nobody holds what was there before.
+  /// True only if no earlier value is still held.
   bool has_all_its_room() {
     return values->remove(key) && values->put("other", bytes, 0ms) && values->remove("other");
   }

@@ -26,7 +26,7 @@ TEST_F(values_on_demand, take_their_memory_when_the_first_one_comes) {
   pool_report report;
   values->describe(report);
   EXPECT_EQ(report.store_bytes, 1u << 20);
-  // None of these needs room.
+  // None of these needs memory.
   EXPECT_EQ(values->get("k").error().code, errc::not_found);
   EXPECT_EQ(values->query("k").error().code, errc::not_found);
   EXPECT_EQ(values->put("", bytes, 0ms).error().code, errc::invalid_config);

@@ -1,5 +1,5 @@
-// A connection that ends at a bad moment of CAF's loop is still closed: what CAF notes about a
-// socket and takes back within one turn of its loop, it never tells the socket's owner.
+// A connection that ends at a bad moment of CAF's loop is still closed. If CAF registers and
+// withdraws interest in a socket within one turn of its loop, it never tells the socket's owner.
 
 #include <array>
 #include <thread>
@@ -33,7 +33,7 @@ using broker_atom = caf::atom_constant<caf::atom("BASP")>;
 
 constexpr int descriptors = 1024;
 
-/// Names a socket for as long as the machine runs, unlike its descriptor; 0 for what is none.
+/// Identifies a socket for the machine's uptime, unlike its descriptor. 0 if it is no socket.
 ino_t name_of(int descriptor) {
   struct stat about {};
   return ::fstat(descriptor, &about) == 0 && S_ISSOCK(about.st_mode) ? about.st_ino : 0;
@@ -56,13 +56,14 @@ TEST(closed_connection, is_closed_though_something_was_to_leave_when_it_broke) {
       << "who made it has a descriptor of it for a moment longer";
   const auto socket = name_of(connections_towards(*port).front());
   ASSERT_TRUE(ask<membership>(here.system(), *boss, "the supervisor", wait_limit, members_atom_v));
-  // The loop has nothing left to do, and knows of no socket that has: the words come first.
+  // The loop must be idle, with no pending socket events, so that it handles the message before the
+  // break.
   std::this_thread::sleep_for(50ms);
   { const one_turn nothing_left{here.system()}; }
   {
     const one_turn turn{here.system()};
     caf::anon_send(*boss, members_atom_v);
-    // Broken without having been shut: the loop sees an error and nothing to read.
+    // Broken without a shutdown: the loop sees an error and nothing to read.
     ASSERT_EQ(reset_connections(*port), 1);
   }
   EXPECT_TRUE(comes_true([&] { return is_closed(socket); }));

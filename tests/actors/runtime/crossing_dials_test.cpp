@@ -1,6 +1,6 @@
-// Two processes that dial each other at once stay connected. CAF lets each close what it dialled when
-// it finds the other connection made, and so both may go. In the first tests the peer is this test,
-// which speaks CAF's protocol in the order that is wanted.
+// Two processes that dial each other at the same time stay connected. CAF lets each process close
+// the connection that it dialled when it finds the other one made, so both may be lost. In the
+// first tests the peer is this test, which speaks CAF's protocol in the required order.
 
 #include <array>
 #include <atomic>
@@ -47,7 +47,7 @@ result<membership> members_of(actor_host& host, const supervisor_actor& supervis
   return ask<membership>(host.system(), supervisor, "the supervisor", wait_limit, members_atom_v);
 }
 
-/// One connection of a peer that exists here only.
+/// One connection of a peer that exists only in this test.
 class spoken_connection {
  public:
   spoken_connection(caf::actor_system& system, door_socket socket)
@@ -75,7 +75,7 @@ class spoken_connection {
               static_cast<ssize_t>(message.size()));
   }
 
-  /// Whether the other side says that, whatever it says before. Not if it closes.
+  /// Whether the other side sends such a message, after any others, before it closes.
   bool hears(message_type what) {
     for (header head{};;) {
       if (!read(caf::io::basp::header_size)) return false;
@@ -125,7 +125,7 @@ class crossing_dials : public ::testing::Test {
   std::future<result<supervisor_actor>> found;
   const caf::node_id name{caf::make_node_id(7, {1, 2, 3})};
 
-  /// Both have dialled, and neither has said a word of CAF's.
+  /// Both sides have dialled, and neither has sent a CAF message.
   void SetUp() override {
     auto made = door::create({});
     ASSERT_TRUE(made) << to_string(made.error());
@@ -146,14 +146,14 @@ class crossing_dials : public ::testing::Test {
   }
   void TearDown() override { peer.reset(); }
 
-  /// It knows of our connection once it speaks over it.
+  /// The host knows of our connection once it speaks over it.
   void greet_as_who_dialled() {
     dialled_by_us->say(message_type::client_handshake, 0, 0, name);
     ASSERT_TRUE(dialled_by_us->hears(message_type::direct_message));
   }
   void choose_what_was_dialled() {
     dialled_by_us->say(message_type::client_handshake, header::select_connection_flag, 0, name);
-    // Answered behind it: nobody is there.
+    // This message is answered after the handshake, since there is no such actor.
     dialled_by_us->say(message_type::monitor_message, 0, 4711, name, host.system().node());
     ASSERT_TRUE(dialled_by_us->hears(message_type::down_message));
   }
@@ -195,7 +195,7 @@ TEST_F(crossing_dials, leave_one_where_the_other_was_not_spoken_over) {
   ASSERT_NO_FATAL_FAILURE(greet_as_who_dialled());
   ASSERT_NO_FATAL_FAILURE(greet_as_who_was_dialled());
   dialled_by_it->hang_up();
-  // Some beats later, however the loop takes what came at once.
+  // Several heartbeats later, in whatever order the loop handled the simultaneous events.
   for (int beat = 0; beat < 10; ++beat)
     ASSERT_TRUE(dialled_by_us->hears(message_type::heartbeat)) << "beat " << beat;
 }
@@ -218,8 +218,8 @@ TEST(crossing_processes, of_two_processes_let_both_through) {
 }
 
 TEST(crossing_processes, of_two_processes_leave_them_connected) {
-  // Long enough for both to say something meanwhile however busy the machine is: whoever is cut off by
-  // the tie of the two connections says nothing at all.
+  // Long enough for both sides to send something however busy the machine is. A side that is cut
+  // off by the tie of the two connections sends nothing at all.
   const auto timeout = 8000ms;
   const auto cross = [timeout](int round) {
     actor_host left{{.network_heartbeat = 100ms, .connection_timeout = timeout}};

@@ -7,7 +7,8 @@
 
 namespace troupe::actors::testing {
 
-/// What happens while it lives happens, for the loop of that system, at once.
+/// Blocks the network loop of that system for its lifetime, so that everything that arrives
+/// meanwhile is handled in a single turn of the loop.
 class one_turn {
  public:
   explicit one_turn(caf::actor_system& system) {

@@ -1,4 +1,4 @@
-// The actor system of a process ends, whatever its peers do and whoever used it.
+// The actor system of a process ends, whatever its peers do and whichever code used it.
 
 #include <future>
 #include <memory>

@@ -1,4 +1,4 @@
-// Log lines say a level as options name it.
+// Log lines name levels in the same way as options.
 
 #include "troupe/actors/logging.hpp"
 
@@ -24,7 +24,7 @@ class log_lines : public ::testing::Test {
   void TearDown() override {
     ASSERT_TRUE(init_logging({}));  // closes the file
   }
-  /// All lines that a log at that level keeps of one of each level.
+  /// The lines that a log at that level keeps, from one message of each level.
   std::string of(const std::string& level) {
     const auto file = folder / (level + ".log");
     log_options options;

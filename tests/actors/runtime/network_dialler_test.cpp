@@ -1,4 +1,4 @@
-// Who asks for an address is answered, whatever the dialler of the process meets.
+// A request for an address is answered, whatever error the process's dialler meets.
 
 #include "troupe/actors/runtime/network_dialler.hpp"
 
@@ -31,7 +31,7 @@ class network_dialler_without_memory : public ::testing::Test {
                                             std::move(dial));
   }
 
-  /// None: it has not answered.
+  /// Returns the answer, or nothing if none came.
   std::optional<reached> ask(const network_actor& dialler) {
     std::optional<reached> said;
     self->request(dialler, wait_limit, caf::connect_atom::value, std::string{"127.0.0.1"},

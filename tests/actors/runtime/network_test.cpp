@@ -1,5 +1,5 @@
-// What stands between the door and CAF: who proves itself is connected once, in time, and not for
-// longer than it speaks. The other side of some connections is a door that this test holds itself.
+// The layer between the door and CAF: a peer that proves itself is connected once, in time, and
+// only while it speaks. The other side of some connections is a door that this test holds itself.
 
 #include "troupe/actors/runtime/network.hpp"
 
@@ -50,7 +50,7 @@ milliseconds since(steady_clock::time_point start) {
   return std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
 }
 
-/// Credentials of mode tls, gone with the object.
+/// Credentials of mode tls, deleted with the object.
 struct tls_files {
   troupe::testing::scratch_folder folder{"tls"};
   door_security security;
@@ -62,7 +62,7 @@ struct tls_files {
   }
 };
 
-/// Lets in whoever proves itself, and says nothing more.
+/// Admits every peer that proves itself, and sends nothing more.
 struct silent_host {
   std::mutex mutex;
   std::vector<door_socket> guests;
@@ -95,7 +95,7 @@ struct silent_host {
   }
 };
 
-/// Whether the peer closes; what it says before is read and dropped.
+/// Whether the peer closes. Bytes that arrive before that are dropped.
 bool closes(door_socket s) {
   return comes_true([s] {
     std::array<char, 4096> bytes{};
@@ -123,11 +123,11 @@ result<membership> members_of(actor_host& host, const supervisor_actor& supervis
 }
 
 // CAF's keep-alive takes a connection that is being made for one that has been silent since the
-// machine was started, and cuts it with its next tick.
+// machine was started, and closes it at the next tick.
 TEST(network, a_connection_that_takes_longer_than_ticks_of_the_keep_alive_is_waited_for) {
   silent_host slow;
   actor_host host{{.network_heartbeat = 20ms}};
-  // The thread that dials may stand still for longer than that: then none was made.
+  // The dialling thread may be delayed for longer than `patience`, and then has made no connection.
   for (auto patience = 500ms; slow.count() == 0 && patience < wait_limit; patience *= 2) {
     const auto began = steady_clock::now();
     const auto found = host.connect<supervisor_actor>("127.0.0.1", slow.port, patience);
@@ -148,7 +148,7 @@ TEST(network, an_attempt_that_is_given_up_leaves_no_connection_behind) {
   EXPECT_TRUE(closes(slow.guests.front()));
 }
 
-/// A guest of a host in either mode of transport.
+/// Checks a silent guest of a host, with or without encryption.
 void see_a_silent_guest_out(const door_security& security) {
   actor_host host{{.network_heartbeat = 50ms, .connection_timeout = 400ms, .security = security}};
   const auto port = publish(host);
@@ -292,7 +292,7 @@ TEST(network, an_actor_that_was_found_is_forgotten_with_its_process) {
   there = nullptr;
   there = std::make_unique<actor_host>();
   publish(*there, port);
-  // Until the end of the connection has come here, the former one may be found.
+  // The former supervisor may be found until the end of its connection has arrived here.
   result<membership> second = fail(errc::internal, "not asked");
   const auto is_asked = [&] {
     const auto now = here.connect<supervisor_actor>("127.0.0.1", port, wait_limit);

@@ -1,4 +1,5 @@
-// The secret of a cluster whose file names none: one per user and cluster, and of nobody else's making.
+// The secret of a cluster whose file names none: one per user and cluster, and never one that
+// another user made.
 #include "troupe/actors/secrets/door_user_secret.hpp"
 
 #include <chrono>

@@ -11,7 +11,7 @@
 #include "seed.hpp"
 #include "simulation.hpp"
 
-// TROUPE_SEED=N TROUPE_NODES=N TROUPE_REQUESTS=N run one of them again, or a larger one.
+// TROUPE_SEED=N TROUPE_NODES=N TROUPE_REQUESTS=N repeat one of the runs, or run a larger one.
 namespace troupe::actors::cluster_simulation {
 namespace {
 
@@ -28,7 +28,7 @@ void print(const options& of, const report& r) {
   std::cout << std::endl;
 }
 
-/// The same again with its last lines, for whoever has to find out why.
+/// Repeats a failed run with a trace, and prints its last lines.
 void expect_no_violation(options of, const report& r) {
   if (r.violation.empty()) return;
   of.traced = true;
@@ -41,7 +41,7 @@ void expect_no_violation(options of, const report& r) {
   EXPECT_EQ(again.violation, r.violation) << "and that run went another way";
 }
 
-/// Seeds that broke an invariant once.
+/// Seeds that once broke an invariant.
 constexpr std::uint64_t broke_once[]{
     68,     965,   1417,  1525,  1810,  1946,  2730,  3117,  3297,  3638,  3886,  4085,  4290,
     4298,   4340,  4466,  4475,  4660,  4933,  5166,  5323,  5518,  5571,  5623,  5698,  5822,
@@ -62,11 +62,12 @@ constexpr std::uint64_t broke_once[]{
     103656, 8819,  14939, 24594, 16975, 43834,
 };
 
-/// The same with the faults three times as frequent, and some that break one again when a mend is taken
-/// back.
+/// Seeds that did so with the faults three times as frequent, and some that break an invariant
+/// again if a fix is reverted.
 constexpr std::uint64_t broke_once_with_many_faults[]{105017, 13605, 2502, 3593, 3909, 8874, 14938};
 
-/// One that the environment names, else all that ever broke an invariant and some of this commit.
+/// The seed that the environment names. By default all seeds that ever broke an invariant, and some
+/// that are drawn for this commit.
 std::vector<options> clusters_to_run() {
   if (std::getenv("TROUPE_SEED") != nullptr) return {small(troupe::testing::seed())};
   std::vector<options> all;
@@ -109,7 +110,7 @@ TEST(cluster_simulation, small_clusters_where_everything_goes_wrong_keep_every_i
   for (const auto& [what, count] : faults) std::cout << " " << what << " " << count << ",";
   std::cout << "\n";
   if (runs < 20) return;
-  // A simulation in which nothing goes wrong, or nothing well, proves nothing.
+  // A simulation in which nothing fails, or nothing succeeds, proves nothing.
   EXPECT_EQ(faults.size(), 16U);
   EXPECT_EQ(met.size(), 14U) << "seven faults of a node, of a prefill and of a decode node";
   EXPECT_GT(done, runs * 300);
@@ -128,7 +129,8 @@ TEST(cluster_simulation, a_seed_runs_the_same_way_again) {
 }
 
 TEST(cluster_simulation, a_thousand_nodes_and_a_hundred_thousand_requests) {
-  // Another one by TROUPE_SEED: how many requests are done hangs on when the supervisor is killed.
+  // TROUPE_SEED runs another one: how many requests succeed depends on when the supervisor is
+  // killed.
   auto of = large(troupe::testing::number_from_environment("TROUPE_SEED", 1));
   const auto nodes =
       static_cast<std::uint32_t>(troupe::testing::number_from_environment("TROUPE_NODES", 1000));
@@ -140,7 +142,7 @@ TEST(cluster_simulation, a_thousand_nodes_and_a_hundred_thousand_requests) {
   print(of, r);
   expect_no_violation(of, r);
   EXPECT_EQ(r.done + r.failed, of.requests);
-  // The supervisor is away or stands still for some of the time, and nobody waits longer than 2 s.
+  // The supervisor is away or frozen for some of the time, and no request waits longer than 2 s.
   EXPECT_GT(r.done, of.requests * 8 / 10);
 }
 

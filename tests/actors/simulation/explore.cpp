@@ -1,5 +1,5 @@
-// `tests/run simulation --seeds A..B` and `--shrink SEED`: looks for runs that break an invariant, and
-// for the smallest story of one that does.
+// `tests/run simulation --seeds A..B` and `--shrink SEED`: looks for runs that break an invariant,
+// and for the smallest run that still breaks the same one.
 
 #include <algorithm>
 #include <atomic>
@@ -55,12 +55,12 @@ struct wish {
   }
 };
 
-/// What came of many runs; filled by several threads.
+/// The results of many runs, collected by several threads.
 struct findings {
   std::mutex guard;
   std::uint64_t runs{0}, done{0}, failed{0}, events{0};
   std::map<std::string, std::vector<std::uint64_t>> seeds;  ///< by kind of violation
-  std::vector<std::uint64_t> unproductive;  ///< seeds of which under four fifths were done
+  std::vector<std::uint64_t> unproductive;  ///< seeds with under four fifths of requests done
 };
 
 void note(findings& all, std::uint64_t seed, const options& of, const report& r) {

@@ -20,8 +20,8 @@ void world::plan_faults() {
   });
 }
 
-/// Of a run that is repeated: the same numbers are taken from the dice, so that what follows a fault
-/// is what followed it then for as long as nothing else is different.
+/// Plans a fault of a repeated run. It draws the same numbers as the original run, so that the
+/// events after a fault stay the same for as long as nothing else differs.
 void world::plan_fault(std::size_t which) {
   static_cast<void>(chance.next());
   if (which == given.faults->size()) return;
@@ -40,7 +40,7 @@ void world::plan_fault(std::size_t which) {
   });
 }
 
-/// A number of the present fault, from 0 to below `below`.
+/// A number in [0, below) for the current fault.
 std::uint64_t world::fate(std::uint64_t below) {
   auto value = chance.next() % below;
   auto& draws = told.drawn_faults.back().draws;
@@ -94,8 +94,8 @@ void world::freeze_a_node() {
   stand_still(who, fate_between(milliseconds{20}, milliseconds{12'000}));
 }
 
-/// An operator, or a machine that watches over processes, starts the node again while its former life
-/// only stands still. That one wakes up later and goes on with what it had begun.
+/// An operator or a process manager starts the node again while its former life is only frozen.
+/// That life wakes up later and continues its work.
 void world::replace_a_frozen_node() {
   const auto node = fated_node();
   const life former = lives_[node];
@@ -160,11 +160,11 @@ void world::freeze_the_supervisor() {
   fault("supervisor stopped");
   const auto length = fate_between(milliseconds{100}, milliseconds{7000});
   stand_still(supervisor, length);
-  // It may stand still for longer already.
+  // It may already be frozen for longer.
   supervisor_since_ = std::max(supervisor_since_, supervisor->stands_still_until);
 }
 
-/// The host is suspended, and its monotonic clock does not count it.
+/// The host is suspended, and the node's monotonic clock stops meanwhile.
 void world::suspend_a_node() {
   const auto& who = lives_[fated_node()];
   fault("node's clock stalled", who->node);
@@ -179,7 +179,7 @@ void world::suspend_the_supervisor() {
   supervisor_since_ = std::max(supervisor_since_, supervisor->stands_still_until);
 }
 
-/// Time passes, messages are read, and its own clock does not strike.
+/// Time passes and messages are handled, but the supervisor's timer does not tick.
 void world::stop_the_supervisors_ticks() {
   fault("supervisor without ticks");
   supervisor->ticks_again = now() + fate_between(milliseconds{100}, milliseconds{7000});

@@ -16,7 +16,7 @@ frontend::frontend(world& in) : world_{in}, requests_(in.given.requests) {}
 
 void frontend::begin() {
   const auto mean = microseconds{static_cast<std::int64_t>(1e6 / world_.given.requests_per_second)};
-  // Nodes have some time to come up.
+  // Give the nodes some time to come up.
   microseconds when = milliseconds{1500};
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
     when += world_.between(microseconds{0}, 2 * mean);
@@ -39,7 +39,7 @@ void frontend::place(std::uint32_t number) {
   if (r.outcomes > 0) return;
   const auto asked = ++r.asked;
   placement_request wish;
-  // The same id says that it is the same request once more; another one forgets what was before.
+  // The same id marks a repeated placement of one request; a new id carries no history.
   if (r.lost.empty()) r.as = "r" + std::to_string(number) + "-" + std::to_string(asked);
   wish.request = r.as;
   wish.failed = r.lost;
@@ -54,7 +54,7 @@ void frontend::place(std::uint32_t number) {
       });
     });
   });
-  // A supervisor that dies or stands still with it answers never, or late.
+  // A supervisor that dies or is frozen with the request answers late or never.
   world_.time.after(milliseconds{3000}, [this, number, asked] {
     if (requests_[number].asked == asked) try_again(number);
   });
@@ -84,7 +84,7 @@ void frontend::placed(std::uint32_t number, std::uint64_t asked, const std::stri
       [this, known = std::weak_ptr{attempt}](side s, const std::optional<error>& why) {
         const auto of = known.lock();
         if (!of) return;
-        // The engine's event, on its way here.
+        // The engine's event travels to the frontend.
         world_.time.after(world_.one_way(), [this, of, s, why] { told(of, s, why); });
       });
   attempts_[last_transfer_] = attempt;
@@ -122,7 +122,7 @@ void frontend::told(const std::shared_ptr<progress>& attempt, side s,
                     const std::optional<error>& why) {
   if (attempt->ended) return;
   if (why) return attempt_failed(attempt, s, *why);
-  if (s == prefill) return;  // the decode side's word counts
+  if (s == prefill) return;  // the decode side's outcome counts
   attempt_ended(attempt);
   end(attempt->request, true);
 }
@@ -132,7 +132,7 @@ void frontend::attempt_failed(const std::shared_ptr<progress>& attempt, side s, 
   attempt->ended = true;
   auto& lost = requests_[attempt->request].lost;
   lost.clear();
-  // Who has lost its peer is there itself, unless it is its end that is told.
+  // A side that reports a lost peer is alive itself, unless the report is about its own end.
   if (why.code == errc::peer_lost) {
     const bool itself = !attempt->what->at(s)->alive;
     lost = {attempt->nodes[itself ? s : other(s)]};

@@ -11,17 +11,17 @@
 
 namespace troupe::actors::cluster_simulation {
 
-/// Who sends requests: places each of them, calls both engines, and places it again when an attempt
-/// fails, a bounded number of times. A request has one outcome.
+/// Sends requests: places each one, calls both engines, and places it again when an attempt fails,
+/// a bounded number of times. A request has one outcome.
 class frontend {
  public:
   explicit frontend(world& in);
 
   void begin();
   [[nodiscard]] bool all_have_ended() const noexcept;
-  /// Lets go of attempts that have settled.
+  /// Drops attempts that have settled.
   void sweep();
-  /// What has not come to its end; empty: all has.
+  /// The requests and attempts that have not ended. Empty if all have.
   [[nodiscard]] std::string unsettled() const;
 
  private:
@@ -29,13 +29,13 @@ class frontend {
 
   struct request {
     std::uint32_t attempts{0};
-    std::uint64_t asked{0};  ///< placements asked for: an answer to a former one is late
-    std::string as;          ///< the id under which it was placed last
+    std::uint64_t asked{0};  ///< placements asked for; identifies answers to a former one
+    std::string as;          ///< the id under which it was last placed
     std::vector<std::string>
-        lost;  ///< nodes of that placement that are gone: it is placed once more
+        lost;  ///< nodes of that placement that are gone; the request is placed once more
     std::uint32_t outcomes{0};
   };
-  /// Of one attempt.
+  /// State of one attempt.
   struct progress {
     std::uint32_t request{0};
     std::string placed_as;

@@ -1,4 +1,5 @@
-// What holds the blocks of transfers for the other side, and what becomes of those for whom nobody lives.
+// Leases that hold the blocks of transfers for the other side, and how they lapse when that side is
+// dead.
 
 #include <algorithm>
 #include <utility>
@@ -22,7 +23,7 @@ void transfer::hold(side s) {
   at->holds[operation(s).value] = {shared_from_this(), s,
                                    at->members ? at->members->when.first : 0};
   const auto& peer = placed_on(other(s)).name;
-  // As engines do: a `receive` says by which placement, a `send` does not.
+  // As engines do: a `receive` names its placement, a `send` does not.
   const cache_leases::mark placed{s == decode ? where_.supervisor_incarnation : 0,
                                   s == decode ? where_.epoch : 0};
   world_.trace("holds " + std::to_string(operation(s).value) + " at " + at->info.name + " for " +
@@ -67,8 +68,8 @@ void world::lapsed(const life& at, const std::vector<cache_leases::lapse>& lapse
   }
 }
 
-/// A hold ends because its holder died, never because it had to wait: what this node was told says
-/// which.
+/// Checks that a hold ended because its holder died, never because it had to wait. The list that
+/// this node was told shows whether it did.
 void world::check_lapse(const life& at, const cache_leases::lapse& over) {
   const auto found = at->holds.find(over.operation.value);
   require(found != at->holds.end(), "a hold lapsed that had been given back");
@@ -78,18 +79,19 @@ void world::check_lapse(const life& at, const cache_leases::lapse& over) {
   if (shown == nullptr) return;
   const bool down = node_state_from(shown->state) == node_state::down && !reports_failure(*shown);
   const bool same = shown->node.incarnation == peer.incarnation;
-  // What was published before the placement says nothing of it.
+  // A list that is older than the placement proves nothing about it.
   const auto placed = found->second.of->placed_when();
   if (at->members->when < placed) return;
-  // It was taken for dead and taken in again meanwhile, which voids what was placed there before.
+  // A peer that was taken for dead and registered again has lost what was placed on it before.
   const bool again = at->members->when.first == placed.first && shown->registered > placed.second;
-  // Without a supervisor nobody says whether a life lives with which the link is lost, too.
+  // Without a supervisor, nothing tells whether a life is alive once the link with it is lost.
   const bool watched =
       at->registered && std::max(at->registered_since, at->awake_since) + lease_length < now();
   const bool linked = at->links.contains(peer.incarnation);
   const bool unheard = over.why == cache_leases::cause::unheard;
   if (unheard && !watched && !linked) return;
-  // It was for the life that a former supervisor showed: that another one shows another proves nothing.
+  // The hold was for the life that a former supervisor showed; another life in the list of a new
+  // supervisor proves nothing.
   if (unheard && at->members->when.first != found->second.under) return;
   trace("  at " + at->info.name + " for " + peer.name + " life " +
         std::to_string(peer.incarnation) + ", shown " + std::to_string(shown->node.incarnation) +

@@ -46,7 +46,7 @@ void link::send(side from, std::function<void()> what) {
   });
 }
 
-// -- made again
+// -- rebuilding
 
 void link::breaks_and_returns() {
   const bool rebuilding = knows_[decode] != generation_ || knows_[prefill] != generation_;
@@ -61,7 +61,7 @@ void link::breaks_and_returns() {
     });
     if (!world_.chance.one_in(3)) seen += world_.between(microseconds{0}, milliseconds{60});
   }
-  // Nobody waits for ever for an end that stands still.
+  // An end that stays frozen ends the link after a bounded time.
   world_.time.after(milliseconds{7000}, [self = shared_from_this(), next] {
     if (self->knows_[decode] != next || self->knows_[prefill] != next) {
       self->breaks(milliseconds{10});
@@ -95,8 +95,8 @@ void link::come_back(side s, std::uint32_t next) {
   for (const auto& who : std::set{attached_[s]}) who->link_back(s, next);
 }
 
-/// What came over the present link comes behind its beginning. Of a former one it may be read out
-/// until this end has seen the break.
+/// Whether a frame arrives. A frame of the current link implies that the link is back; a frame of
+/// the former one may still be read until this end has seen the break.
 bool link::arrives(side to, std::uint32_t generation) {
   if (broken_) return false;
   if (generation == generation_) {

@@ -18,10 +18,11 @@ inline constexpr side other(side s) {
   return s == decode ? prefill : decode;
 }
 
-/// A link between a prefill node's life and a decode node's: frames in order, and bytes that a NIC
-/// moves by itself. It ends once, for both, and each end finds out at a time of its own. Before that it
-/// may break and be made again: each end sees the break at its own time, and knows the next one when it
-/// is told of it or hears something over it. What was on its way is lost.
+/// A link between one life of a prefill node and one of a decode node: ordered frames, and bytes
+/// that a NIC moves by itself. It ends once, for both ends, and each end notices at its own time.
+/// Before that it may break and be rebuilt: each end sees the break at its own time, and learns of
+/// the next generation when it is told or receives something over it. Frames in flight at a break
+/// are lost.
 class link : public std::enable_shared_from_this<link> {
  public:
   link(world& in, life at_decode, life at_prefill, stage_of_things placed);
@@ -32,14 +33,15 @@ class link : public std::enable_shared_from_this<link> {
   }
   [[nodiscard]] stage_of_things placed() const noexcept { return placed_; }
   [[nodiscard]] bool seen_broken(side s) const { return seen_[s]; }
-  /// How often this end has seen it made again; nothing while it sees it broken.
+  /// The generation of the link that this end uses. Empty while this end sees it broken.
   [[nodiscard]] std::optional<std::uint32_t> present(side s) const {
     return seen_[s] || gap_[s] ? std::nullopt : std::optional{knows_[s]};
   }
-  /// Whether bytes of a batch posted over that one get through: a short while longer than frames.
+  /// Whether bytes of a batch posted over that generation still get through, which they do for a
+  /// short while longer than frames.
   [[nodiscard]] bool moves_bytes(std::uint32_t generation) const;
 
-  /// It broke, and not for good.
+  /// Whether the link has broken, but not for good.
   [[nodiscard]] bool is_made_again() const {
     return !broken_ && (knows_[decode] != generation_ || knows_[prefill] != generation_);
   }
@@ -47,13 +49,13 @@ class link : public std::enable_shared_from_this<link> {
   void attach(side s, const std::shared_ptr<transfer>& who) { attached_[s].insert(who); }
   void detach(side s, const std::shared_ptr<transfer>& who) { attached_[s].erase(who); }
 
-  /// A frame of `from`; lost where the link breaks before it comes.
+  /// Sends a frame from that end. It is lost if the link breaks before it arrives.
   void send(side from, std::function<void()> what);
-  /// The cable, a process or a queue pair: each end sees it within that time.
+  /// A cable, process or queue pair fails. Each end notices within that time.
   void breaks(microseconds seen_within);
-  /// Its lanes break, and are made again.
+  /// The lanes break and are rebuilt.
   void breaks_and_returns();
-  /// That transfer has said its last word here; it is said again over the next one.
+  /// This end learns from the membership that its peer is gone.
   void remember(side s, const std::shared_ptr<transfer>& who);
   /// The membership says to this end that its peer is gone.
   void left_by_peer(const life& at);

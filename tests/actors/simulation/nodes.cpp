@@ -31,12 +31,12 @@ void world::start_node(std::uint32_t node) {
   fresh->info.role = static_cast<std::uint8_t>(slot.role);
   fresh->info.replica = slot.replica;
   fresh->info.host = "10.0.0.1";
-  // Half of them come back on the port that they had, if nobody listens there any more.
+  // Half of them return at their former port, if nothing listens there.
   const bool same_port = former && chance.one_in(2) && !former->alive;
   fresh->info.port =
       same_port ? former->info.port : static_cast<std::uint16_t>(1024 + chance.upto(60'000));
   fresh->info.incarnation = fresh->incarnation;
-  // Of a large cluster some: each sees each list.
+  // In a large cluster only some nodes watch, since each sees every list.
   if (lives_.size() < 64 || node % 16 == 0) fresh->watch.emplace(slot.name);
   fresh->takes.seed(static_cast<std::minstd_rand::result_type>(fresh->incarnation));
   lives_[node] = fresh;
@@ -74,7 +74,7 @@ void world::end(const life& gone) {
   for (auto& hears : std::exchange(gone->callers, {})) {
     time.after(between(milliseconds{1}, milliseconds{200}), std::move(hears));
   }
-  // The kernel closes its sockets; of a host that lost its power nobody hears.
+  // The kernel closes a dead process's sockets. If the host lost its power, peers hear nothing.
   const bool heard = !chance.one_in(8);
   if (gone->supervisor) {
     break_connection(gone->supervisor, heard ? milliseconds{5} : milliseconds{20'000});
@@ -94,7 +94,7 @@ void world::send(const std::shared_ptr<connection>& over, bool to_supervisor,
   time.at(last, [this, over, to_supervisor, what = std::move(what)] {
     if (over->broken) return;
     if (!reach(over->node->node, supervisor_end)) {
-      // Nobody sees it before the time-outs of the connection.
+      // Neither side notices before the connection times out.
       return break_connection(over, milliseconds{4000});
     }
     if (to_supervisor) {
@@ -152,7 +152,7 @@ void world::reach_supervisor(const life& at) {
   time.after(one_way() + one_way(), [this, at, whom] {
     if (!whom->alive || !reach(at->node, supervisor_end)) return;
     in(at, [this, at, whom] {
-      // One that died while this node stood still has closed the connection.
+      // If the supervisor died while this node was frozen, the connection is closed.
       if (at->supervisor || !whom->alive) return;
       at->supervisor = std::make_shared<connection>(connection{at, whom});
       register_node(at);
@@ -178,7 +178,7 @@ void world::registered(const life& at, const std::shared_ptr<connection>& over,
   if (at->supervisor != over) return;
   at->asking_since.reset();
   if (answer.failed == static_cast<std::uint8_t>(errc::stale_incarnation)) {
-    return end(at);  // another process has its place
+    return end(at);  // another process has its name
   }
   if (answer.failed != 0) return;
   at->registered = true;
@@ -238,7 +238,7 @@ void world::ordered(const life& at, const drain_order& order, bool late) {
   leave_if_drained(at);
 }
 
-/// The process that is told that it is drained ends in good order, and a new one is started.
+/// A process that learns that it is drained ends in good order, and a new one is started.
 void world::leave_if_drained(const life& at) {
   if (at->drain.standing() != drain_standing::drained || std::exchange(at->leaves, true)) return;
   time.after(between(microseconds{0}, milliseconds{100}), [this, at] {
@@ -277,7 +277,7 @@ std::shared_ptr<const told_members> world::published(membership list, std::uint3
   return out;
 }
 
-/// What a node does with a membership: it lets go of peers that are gone.
+/// Handles a membership list at a node: drops links to peers that are gone.
 void world::hear_members(const life& at, const std::shared_ptr<const told_members>& members) {
   if (members->when.first == at->seen.first && members->when < at->seen) {
     return violate("a membership came behind a newer one of the same supervisor");
@@ -289,11 +289,11 @@ void world::hear_members(const life& at, const std::shared_ptr<const told_member
   lapsed(at, at->leases.see({members, &members->list}, clock_of(*at)));
   std::vector<std::shared_ptr<link>> left;
   for (const auto& [incarnation, wire] : at->links) {
-    // What was published before the link was asked for knows less than who placed the request.
+    // A list from before the link was requested is older than the placement.
     if (members->when < wire->placed()) continue;
     const auto* m = members->by_node[wire->peer_of(*at)->node];
     if (m == nullptr) continue;
-    // One that is down by its own report lives: what moves goes on.
+    // A peer that is down by its own report is alive, and its transfers continue.
     const bool gone = node_state_from(m->state) == node_state::down && !reports_failure(*m);
     if (m->node.incarnation != incarnation || gone) {
       left.push_back(wire);
@@ -311,8 +311,8 @@ void world::watch_members(const life& at) {
   }
 }
 
-/// Once it has taken every event it knows of those that its list shows, and of no other unless the
-/// supervisor collects.
+/// Checks that an engine which has taken every event knows exactly the members of its list. While
+/// the supervisor collects, it may know others.
 void world::check_watch(const life& at) {
   if (!at->watch || !at->members) return;
   while (at->watch->size() != 0) {
@@ -325,7 +325,7 @@ void world::check_watch(const life& at) {
     const auto known = others.find(m.node.name);
     const bool knows = known != others.end() && known->second.incarnation == m.node.incarnation &&
                        known->second.state == static_cast<member_state>(m.state);
-    // Of a record that is older than what the engine was told: no news.
+    // The list's record may be older than what the engine was told.
     if (!knows && node_state_from(m.state) == node_state::joining) continue;
     require(knows, "an engine that watches does not know of a member");
     if (!knows) return;

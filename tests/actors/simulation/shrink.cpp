@@ -19,7 +19,7 @@ class shrinker {
     auto first = cluster_simulation::run(best_);
     kind_ = kind_of(first.violation);
     if (first.violation.empty()) return {best_, std::move(first)};
-    // Played again from its list, so that single faults can be left out.
+    // Replay the run from its list of faults, so that single faults can be left out.
     best_.faults = first.drawn_faults;
     best_.at_most = first.virtual_time + std::chrono::seconds{10};
     for (auto before = size() + 1; size() < before;) {
@@ -48,7 +48,7 @@ class shrinker {
            best_.unasked_requests.size();
   }
 
-  /// Halves first, then ever smaller parts of what is there.
+  /// Tries without one half, then the other, then ever smaller parts.
   void leave_out(const std::string& what, std::size_t count, leave_out_fn without) {
     for (auto part = std::max<std::size_t>(count / 2, 1); part > 0; part /= 2) {
       for (std::size_t begin = 0; begin < count; begin += part) {

@@ -7,16 +7,16 @@
 
 namespace troupe::actors::cluster_simulation {
 
-/// A run that breaks the same invariant as another one, with as little as was found to be enough.
+/// A reduced run that breaks the same invariant as the original one.
 struct shrunk {
   options of;
-  report story;  ///< of that run, traced
+  report story;  ///< of that run, with its trace
 };
 
-/// Leaves out faults, requests and nodes of a run that breaks an invariant for as long as what is left
-/// still breaks that one. What is left out changes what chance does to the rest, so each attempt is
-/// made with `tries` other dice too. `say` hears how far it is. Of a run that breaks nothing the
-/// story has no violation.
+/// Removes faults, requests and nodes from a run that breaks an invariant for as long as the
+/// reduced run still breaks the same one. A removal changes the random choices of the rest, so each
+/// attempt is also made with `tries` other dice. `say` receives progress messages. If the run
+/// breaks nothing, `story` has no violation.
 [[nodiscard]] shrunk shrink(const options& of, std::uint32_t tries,
                             const std::function<void(const std::string&)>& say);
 

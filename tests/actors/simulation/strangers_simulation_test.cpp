@@ -1,6 +1,6 @@
-// 200 processes that no file names join, leave, die, come back and lie, in an order drawn from a seed, before
-// the supervisor's table and router. What both show is held against the rules of open stages after each step,
-// and so is what engines are told that watch.
+// 200 processes that no file names join, leave, die, come back and lie to the supervisor's table
+// and router, in an order drawn from a seed. After each step, the table, the router and the events
+// of watching engines are checked against the rules of open stages.
 
 #include <algorithm>
 #include <array>
@@ -53,7 +53,7 @@ router_options routes_of() {
   return o;
 }
 
-/// A process: the life that it leads now, and what it says of itself.
+/// A process: its current life, and what it announces.
 struct stranger {
   registration_request says;
   std::uint64_t beats{0};
@@ -61,11 +61,11 @@ struct stranger {
   bool given_up{false};  ///< it was told that this life is over for good
 };
 
-/// An engine that watches. It hears of some lists, and takes events when it likes.
+/// An engine that watches. It sees some of the lists, and takes events at random times.
 struct watcher {
   member_watch watch{"prefill-0"};
   testing::watch_judge told;
-  std::set<std::uint64_t> replaced;  ///< lives that the engine was told another one has replaced
+  std::set<std::uint64_t> replaced;  ///< lives that the engine was told to be replaced
 };
 
 class world {
@@ -74,7 +74,7 @@ class world {
     for (std::size_t i = 0; i < strangers; ++i) all_.push_back(born());
   }
 
-  /// Empty, or what is wrong.
+  /// Returns what is wrong. Empty if nothing is.
   std::string run() {
     for (int step = 0; step < steps; ++step) {
       now_ += milliseconds{draw(200)};
@@ -101,7 +101,7 @@ class world {
     node.replica_name = "r" + std::to_string(draw(names));
     node.ranks = static_cast<std::uint32_t>(1 + draw(3));
     node.rank = static_cast<std::uint32_t>(draw(node.ranks));
-    // Most agree; some bring another model under the same name.
+    // Most processes agree; some bring another model under the same name.
     node.fingerprint[0] = static_cast<std::uint8_t>(draw(10) == 0 ? 1 + draw(3) : 1);
     node.name = config::open_node_name({node.stage, node.replica_name, node.rank});
     node.host = "127.0.0.1";
@@ -111,7 +111,7 @@ class world {
     return s;
   }
 
-  /// Something that no supervisor may take in.
+  /// Makes a request that no supervisor may accept.
   void spoil(registration_request& says) {
     switch (draw(6)) {
       case 0: says.node.stage = "prefill"; break;
@@ -159,7 +159,7 @@ class world {
     ++refused;
     if (answer.error().message.empty()) said_ = "refused without a word";
     if (answer.error().code == errc::stale_incarnation) one.given_up = true;
-    // A full stage gives the place of one that is down away only to who is let in.
+    // A full stage may give up the place of a node that is down only when it accepts another one.
     if (table_->epoch() != epoch || shown() != before) said_ = "a refusal changed the list";
     if (one.given_up || draw(3) == 0) one = born();
   }
@@ -255,7 +255,7 @@ class world {
     return lives;
   }
 
-  /// The rules that hold at every moment.
+  /// Checks the rules that hold at every moment.
   std::string look() {
     for (const auto& change : table_->take_transitions()) {
       if (change.epoch <= epoch_) return "epochs do not grow";
@@ -324,8 +324,8 @@ class world {
     }
   }
 
-  /// Once it has taken every event it knows of exactly those that are there; and while a supervisor collects,
-  /// of others that may yet come back.
+  /// Checks that an engine which has taken every event knows exactly the members that are there.
+  /// While a supervisor collects, it may also know others that may come back.
   std::string compare(watcher& one, const membership& list) {
     one.watch.see(list);
     while (one.watch.size() != 0) take(one);
@@ -346,7 +346,7 @@ class world {
     return std::exchange(said_, {});
   }
 
-  /// Nobody is heard any more.
+  /// Lets every node fall silent, and checks what the engines were told.
   std::string look_at_watchers_at_the_end() {
     for (int tick = 0; tick <= 100; ++tick) table_->tick(now_ += milliseconds{100});
     const auto list = table_->view();

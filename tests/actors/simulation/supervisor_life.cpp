@@ -149,7 +149,7 @@ void supervisor_life::judge_drains() {
   }
 }
 
-/// To the life that is meant only.
+/// Sends an order, but only to the life that is meant.
 void supervisor_life::order(const drain_list::rank& who, drain_step step) {
   const auto it = peers_.find(who.name);
   if (it == peers_.end() || it->second->node->incarnation != who.incarnation) return;
@@ -199,7 +199,7 @@ void supervisor_life::settle() {
   broadcast();
 }
 
-/// As the actor does it: at most ten times a second, and a crash loses what came since.
+/// Saves like the actor: at most ten times a second, so a crash loses later changes.
 void supervisor_life::keep() {
   if (kept_epoch_ == table_.epoch() || clock() - kept_at_ < milliseconds{100}) return;
   kept_epoch_ = table_.epoch();
@@ -244,7 +244,7 @@ void supervisor_life::deliver(std::vector<served_ticket> served) {
   }
 }
 
-/// No placement on a node that is not up at its epoch.
+/// Checks that every placed node is up at the placement's epoch.
 void supervisor_life::check(const placement& given) {
   world_.require(given.epoch == table_.epoch(), "a placement of a former epoch");
   for (const auto* ranks : {&given.prefill, &given.decode}) {
@@ -260,8 +260,8 @@ void supervisor_life::check(const placement& given) {
   }
 }
 
-/// A node whose process is gone and was replaced is not `up` under its old incarnation, and the list
-/// says what the table says.
+/// Checks that no replaced life of a node is up under its old incarnation, and that the list agrees
+/// with the table.
 void supervisor_life::check_states() {
   for (const auto& m : table_.view().members) {
     const auto state = node_state_from(m.state);

@@ -15,10 +15,9 @@
 
 namespace troupe::actors::cluster_simulation {
 
-/// One life of the supervisor: the real table and the real router, in a shell that does what the
-/// actor does.
+/// One life of the supervisor: the real table and router in a shell that acts as the real actor.
 struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> {
-  /// It finds what the one before it has kept.
+  /// Starts from what the previous life has saved.
   supervisor_life(world& in, std::vector<expected_slot> slots,
                   const std::optional<membership_record>& left);
 
@@ -35,7 +34,7 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   /// An operator drains a node.
   void drain(const std::string& name, milliseconds deadline);
   void tick();
-  /// After what changed the table: log, place, publish.
+  /// Called after each change of the table: logs, places, publishes.
   void settle();
   void take_apart() {
     held_up.clear();
@@ -43,8 +42,8 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
     waiting_.clear();
   }
 
-  const std::uint32_t number;  ///< of this life among the supervisor's
-  moment ticks_again{};        ///< before then its clock does not strike
+  const std::uint32_t number;  ///< of this life among the supervisor's lives
+  moment ticks_again{};        ///< its clock does not tick before then
 
   [[nodiscard]] const membership_table& members() const noexcept { return table_; }
 
@@ -65,11 +64,11 @@ struct supervisor_life : process, std::enable_shared_from_this<supervisor_life> 
   std::map<std::string, std::shared_ptr<connection>> peers_;
   std::set<std::string> uninformed_;
   std::map<ticket_id, answer> waiting_;
-  /// Lives that another one has replaced under their name, as the judge knows it.
+  /// Lives that the judge knows to be replaced under their name.
   std::set<std::uint64_t> replaced_;
   std::set<std::uint64_t>
-      failing_;                   ///< lives that have reported a failure and not registered since
-  std::set<std::uint64_t> late_;  ///< lives told to leave since the deadline of their drain passed
+      failing_;                   ///< lives that have reported a failure and not registered again
+  std::set<std::uint64_t> late_;  ///< lives told to leave because their drain deadline passed
   std::uint64_t last_epoch_{0};
   std::uint64_t kept_epoch_{0};
   moment kept_at_{};

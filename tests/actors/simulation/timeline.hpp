@@ -13,8 +13,8 @@ using moment = std::chrono::steady_clock::time_point;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-/// Virtual time, and what is going to happen: earliest first, in the order of planning where it is at
-/// one moment.
+/// Virtual time and the events planned for it: earliest first; events of one moment run in the
+/// order of planning.
 class timeline {
  public:
   [[nodiscard]] moment now() const noexcept { return now_; }
@@ -23,7 +23,7 @@ class timeline {
     std::ranges::push_heap(planned_, later);
   }
   void after(microseconds time, std::function<void()> what) { at(now_ + time, std::move(what)); }
-  /// False: nothing is planned any more.
+  /// Runs the next event. Returns false if none is left.
   bool step() {
     if (planned_.empty()) return false;
     std::ranges::pop_heap(planned_, later);
@@ -44,7 +44,7 @@ class timeline {
     return std::pair{a.when, a.order} > std::pair{b.when, b.order};
   }
 
-  /// Not the clock's zero: nothing may depend on that.
+  /// Not zero: nothing may depend on where the clock starts.
   moment now_{std::chrono::hours{1}};
   std::uint64_t order_{0};
   std::vector<plan> planned_;

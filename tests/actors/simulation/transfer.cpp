@@ -33,7 +33,7 @@ transfer::transfer(world& in, std::uint64_t number, placement where, stage_of_th
 void transfer::begin(side s) {
   auto& e = ends_[s];
   if (e.at->incarnation != placed_on(s).incarnation) {
-    // Whoever calls names the life that was placed.
+    // The caller names the life that was placed.
     return told_(s, error{errc::stale_incarnation, "another life of that node"});
   }
   if (!e.at->failure.empty()) {
@@ -103,7 +103,7 @@ void transfer::have_blocks(side s, result<kvcache::allocation> given) {
   }
   e.blocks = *std::move(given);
   for (const auto block : e.blocks->blocks) e.at->holder[block.value] = number_;
-  if (e.outcomes > 0) return free_blocks(s);  // it was given up in line
+  if (e.outcomes > 0) return free_blocks(s);  // aborted while it waited for blocks
   world_.require(e.at->pool.pin(e.blocks->owner, e.blocks->blocks).has_value(),
                  "blocks of one's own cannot be pinned");
   e.pinned = true;
@@ -129,7 +129,8 @@ void transfer::unpin(side s) {
   world_.serve_pool(e.at);
 }
 
-/// Bytes move now, from the source's blocks into the destination's: nobody else may have them.
+/// Bytes move now, from the source's blocks to the destination's: both must still belong to this
+/// transfer.
 void transfer::touch(const cache_slice& what) {
   for (const auto s : {decode, prefill}) {
     const auto& e = ends_[s];
@@ -205,7 +206,7 @@ void transfer::link_is_up(const std::shared_ptr<link>& wire) {
 
 // -- prefill
 
-/// Chunk by chunk, all layers of each one behind the other.
+/// Computes chunk by chunk, all layers of a chunk in order.
 void transfer::compute() {
   const auto self = shared_from_this();
   microseconds when{0};
@@ -216,7 +217,7 @@ void transfer::compute() {
       when += world_.between(microseconds{50}, milliseconds{4});
       world_.time.after(when, [self, layer, until] {
         self->world_.in(self->ends_[prefill].at, [self, layer, until] {
-          // An engine hears of an outcome a moment later, and goes on until then.
+          // An engine learns of an outcome a moment later, and computes until then.
           if (self->computes_until_ && self->world_.now() > *self->computes_until_) return;
           self->ready_[layer] = until;
           if (!self->sender_ || self->ends_[prefill].unpinned) return;
@@ -252,7 +253,7 @@ void transfer::request_came(const transfer_request& request, const std::shared_p
   if (e.pinned) serve_request();
 }
 
-/// The link was made again since.
+/// The request is repeated because the link was rebuilt.
 void transfer::ask_again(const transfer_request& request) {
   world_.require(request.progress.has_value(), "a transfer was asked for twice over one link");
   if (!last_words_[prefill].empty()) return repeat_words(prefill);
@@ -270,7 +271,7 @@ void transfer::serve_request() {
   sender_.emplace(send_session::options{layers, 1, 2, false, ends_[prefill].deadline});
   carry_out(prefill,
             sender_->start(request, ready_, sealed_ ? std::optional{tokens_} : std::nullopt, {}));
-  // The request may have waited while its link was made again.
+  // The link may have been rebuilt while the request waited.
   if (const auto now = link_->present(prefill); now && sender_) link_back(prefill, *now);
 }
 
@@ -312,8 +313,8 @@ void transfer::came(side to, const session_message& message) {
     return carry_out(to, receiver_->landed(*m));
 }
 
-/// What a sender says and posts is of the link by which it was asked: the link's owner drops it once
-/// that was made again, until the sender has heard so.
+/// A sender's messages and posts belong to the link over which it was asked. Once that link is
+/// rebuilt, the link's owner drops them until the sender has learned of it.
 bool transfer::speaks_of_a_former_link(side s) const {
   return s == prefill && link_->present(prefill) != held_since_;
 }
@@ -390,7 +391,7 @@ void transfer::conclude_side(side s, const std::optional<error>& why) {
     }
   }
   told_(s, why);
-  // A decode engine works on what it got; everybody else is done with the blocks.
+  // A decode engine uses the blocks after success; in every other case they are no longer needed.
   const auto keeps =
       !why && s == decode ? world_.between(milliseconds{1}, milliseconds{40}) : microseconds{0};
   world_.time.after(keeps, [self = shared_from_this(), s] {
@@ -406,7 +407,7 @@ void transfer::post(side by, const post_slice& what) {
                  "posted over a link that was made again before it was asked for again");
   const auto over = link_->present(by);
   batches_.push_back({what, by, over.value_or(0), asked_over_, false, std::nullopt});
-  // Nothing of it moves, and the next link does it again.
+  // Nothing of the batch moves; it is posted again over the next link.
   if (!over || speaks_of_a_former_link(by)) return;
   auto moving = world_.one_way();
   if (world_.chance.one_in(16)) moving += world_.between(microseconds{0}, milliseconds{30});
@@ -445,7 +446,7 @@ void transfer::land(std::size_t index) {
       const layers_landed notice{transfer_id{number_}, b.what.slice, b.what.state, b.what.seal};
       link_->send(prefill, [self, notice] { self->came(decode, notice); });
     }
-    // Said again by the wire, as a retransmission may be until the fence.
+    // A retransmission, which is possible until the fence.
     if (world_.chance.one_in(8)) {
       world_.time.after(world_.between(microseconds{0}, milliseconds{15}), [self, index] {
         auto copy = self->batches_[index];
@@ -461,7 +462,8 @@ void transfer::land(std::size_t index) {
 
 void transfer::complete(std::size_t index) {
   const auto& b = batches_[index];
-  // Of a link that was made again no event follows; of one that has broken this end hears that.
+  // A batch over a link that was rebuilt reports nothing; a broken link is reported to this end
+  // instead.
   if (link_->present(b.by) != b.over) return;
   const auto& why = b.failure;
   if (why && why->code == errc::link_broken && link_->is_made_again()) return;
@@ -474,8 +476,8 @@ void transfer::fence(side s) {
   world_.require(!e.fenced, "fenced twice");
   e.fenced = true;
   const auto self = shared_from_this();
-  // The NIC refuses at once; that the last bytes are through is known later, and heard of when the
-  // process runs.
+  // The NIC refuses new bytes at once. Completion of the last ones is known later, and reported
+  // when the process runs.
   const auto shut = world_.between(microseconds{0}, milliseconds{1});
   world_.time.after(shut, [self, s] { self->ends_[s].shut = true; });
   world_.time.after(shut + world_.between(microseconds{0}, milliseconds{3}), [self, s] {

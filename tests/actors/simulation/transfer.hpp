@@ -1,7 +1,7 @@
 #pragma once
 
-/// One attempt to move one request's cache: both engines, the shells around both state machines, and
-/// the bytes. What an attempt that fails costs the request is the frontend's to decide.
+/// One attempt to move the cache of one request: both engines, the shells around both state
+/// machines, and the bytes. The frontend decides what a failed attempt means for the request.
 
 #include <array>
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace troupe::actors::cluster_simulation {
 
-/// What one engine knows of an attempt in the end; told once.
+/// Called once with the outcome of an attempt as one engine sees it.
 using outcome_told = std::function<void(side, const std::optional<error>&)>;
 
 class transfer : public std::enable_shared_from_this<transfer> {
@@ -29,14 +29,14 @@ class transfer : public std::enable_shared_from_this<transfer> {
   [[nodiscard]] const life& at(side s) const { return ends_[s].at; }
 
   // -- the engines
-  /// The frontend's call comes to a node: to the life that was placed, or to another.
+  /// The frontend's call reaches a node, which may be in another life than the one that was placed.
   void begin(side s);
   void abort_session(side s);
 
   [[nodiscard]] stage_of_things placed_when() const noexcept { return placed_; }
 
   // -- leases (leases.cpp)
-  /// A hold of this side is over.
+  /// A hold of this side has lapsed.
   void lapses(side s, const error& why);
   [[nodiscard]] const node_info& placed_on(side s) const {
     return s == decode ? where_.decode.front() : where_.prefill.front();
@@ -44,12 +44,12 @@ class transfer : public std::enable_shared_from_this<transfer> {
 
   // -- the links
   void link_lost(side s, const error& why);
-  /// It was made again.
+  /// The link was rebuilt.
   void link_back(side s, std::uint32_t generation);
   void repeat_words(side s);
   [[nodiscard]] bool speaks_of_a_former_link(side s) const;
 
-  /// Whether this side, in a life that goes on, has come to its end.
+  /// Whether this side has ended, as far as its process still lives.
   [[nodiscard]] bool settled(side s) const;
   [[nodiscard]] std::string standing() const;
 
@@ -68,13 +68,13 @@ class transfer : public std::enable_shared_from_this<transfer> {
     std::uint32_t outcomes{0};
     std::optional<error> failure;
     bool fenced{false}, shut{false}, quiescent{false}, unpinned{false};
-    bool reclaimed{false};  ///< nobody had asked for it
+    bool reclaimed{false};  ///< its hold lapsed before the peer asked
   };
   struct moved_batch {
     post_slice what;
     side by;
-    std::uint32_t over;     ///< which of the link's generations
-    std::uint32_t granted;  ///< in which the decode side asked for it
+    std::uint32_t over;     ///< the link's generation over which it was posted
+    std::uint32_t granted;  ///< the generation in which the decode side asked for it
     bool landed{false};
     std::optional<error> failure;
   };
@@ -127,8 +127,8 @@ class transfer : public std::enable_shared_from_this<transfer> {
   std::optional<moment> computes_until_;
   std::optional<transfer_request> parked_;
   std::array<std::vector<session_message>, 2> last_words_;
-  std::uint32_t asked_over_{0};  ///< in which of the link's generations the decode side asked last
-  std::uint32_t held_since_{0};  ///< which of them the sender was told of last
+  std::uint32_t asked_over_{0};  ///< the link's generation over which the decode side last asked
+  std::uint32_t held_since_{0};  ///< the link's generation that the sender was last told of
   // bytes
   std::vector<moved_batch> batches_;
   std::array<std::array<bool, most_tokens>, layers> landed_{};

@@ -10,7 +10,7 @@ namespace troupe::actors::cluster_simulation {
 
 namespace {
 
-/// After the last outcome: what died is noticed, what is left is given back.
+/// Time after the last outcome, in which deaths are noticed and everything left is given back.
 constexpr milliseconds aftermath{40'000};
 
 std::vector<expected_slot> slots_of(const options& of) {
@@ -138,7 +138,6 @@ void world::note(std::string_view what, std::uint64_t a, std::uint64_t b) {
   if (given.traced) trace(std::string{what} + " " + std::to_string(a) + " " + std::to_string(b));
 }
 
-/// Not part of the digest.
 void world::trace(const std::string& line) {
   if (!given.traced) return;
   const auto at = std::chrono::duration_cast<microseconds>(now() - begun_).count();
@@ -146,7 +145,7 @@ void world::trace(const std::string& line) {
   if (lines_.size() > given.trace_lines) lines_.pop_front();
 }
 
-/// What must hold at every moment of each node, whatever happened before.
+/// Checks the invariants that hold for each node at every moment.
 void world::check_standing() {
   time.after(milliseconds{100}, [this] { check_standing(); });
   frontend_->sweep();
@@ -164,8 +163,8 @@ void world::check_node(const life& at) {
   if (!at->alive) {
     return require(!believed || now() < at->died + past, "a dead node is not noticed");
   }
-  // A life beside a former one that was up is taken in once that is suspect, and may have to ask
-  // twice; connections that broke take their time-outs.
+  // A life beside a former one that was up is accepted once that one is suspect, and may have to
+  // ask twice; broken connections take their timeouts.
   const auto settled = past + milliseconds{10'000};
   const auto well_since =
       std::max({at->born, at->awake_since, cut_last_[at->node], supervisor_since_});
@@ -173,7 +172,7 @@ void world::check_node(const life& at) {
   check_drain(at, well_since + settled);
   if (told.violation.empty() && (!at->failure.empty() || now() < at->failed_last + settled)) return;
   if (drains_.contains(at->incarnation)) return;
-  // One whose former life woke up before it was suspect is kept out for as long as that one lives.
+  // A node whose former life woke up before it was suspect is kept out while that life is alive.
   for (auto rival = at->former; rival; rival = rival->former) {
     if (rival->alive || now() < rival->died + settled) return;
   }
@@ -183,7 +182,7 @@ void world::check_node(const life& at) {
           (listed ? "" : " in another life"));
 }
 
-/// Whoever is drained has left by the deadline, where nothing keeps it from that.
+/// Checks that a drained node has left by its deadline, if nothing prevents it.
 void world::check_drain(const life& at, moment well) {
   const auto found = drains_.find(at->incarnation);
   if (found == drains_.end() || found->second.by != supervisor->number || now() < well) return;
@@ -191,7 +190,7 @@ void world::check_drain(const life& at, moment well) {
   require(late < milliseconds{10'000}, "a drained node is still there after its deadline");
 }
 
-/// No placement on a life that knows that it is drained, or that its engine has failed for long.
+/// No request may be placed on a life that knows of its drain.
 bool world::may_be_placed_on(const node_info& node) const {
   const auto& at = lives_[*number_of(node.name)];
   return at->incarnation != node.incarnation || at->drain.standing() == drain_standing::serving;
@@ -205,7 +204,7 @@ void world::check_alarm(const node_transition& change) {
   if (!at->failure.empty()) return;
   const auto well_since =
       std::max({at->registered_since, at->awake_since, cut_last_[at->node], at->failed_last});
-  // A supervisor cannot know of time that its clock has not counted.
+  // A supervisor cannot know of time that its clock did not count.
   if (passed(*supervisor, well_since) < supervisor->members().options().heartbeat_timeout) return;
   violate("a false alarm: " + change.name + " " + std::string{to_string(change.to)} + ", " +
           change.reason);

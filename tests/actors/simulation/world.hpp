@@ -1,7 +1,7 @@
 #pragma once
 
-/// What the parts of the simulated cluster have in common: time, chance, processes, the network and
-/// the verdict.
+/// State shared by the parts of the simulated cluster: time, chance, processes, the network and the
+/// verdict.
 
 #include <algorithm>
 #include <array>
@@ -35,7 +35,7 @@ using simulation::dice;
 
 struct node_life;  // not the one of leases
 
-/// One life of something that runs: a node, or the supervisor.
+/// One life of a process: a node or the supervisor.
 struct process {
   process() = default;
   explicit process(std::uint64_t life) : incarnation{life} {}
@@ -43,24 +43,24 @@ struct process {
   std::uint64_t incarnation{0};
   bool alive{true};
   moment stands_still_until{};
-  std::deque<std::function<void()>> held_up;  ///< what came meanwhile, in order
-  moment awake_since{};                       ///< it has not stood still since then
-  /// What its clock lost while its host was suspended: a monotonic clock may not count that.
+  std::deque<std::function<void()>> held_up;  ///< events that arrived while it was frozen, in order
+  moment awake_since{};                       ///< it has not been frozen since then
+  /// Time that its clock lost while its host was suspended, which a monotonic clock may not count.
   microseconds behind{0};
-  std::vector<std::pair<moment, microseconds>> suspended;  ///< when that ended, and how long it was
+  std::vector<std::pair<moment, microseconds>> suspended;  ///< end and length of each suspension
 };
 
 class link;
 class transfer;
 
-/// Orders what supervisors say: of which life of theirs, counted, and at which epoch.
+/// Orders the supervisor's messages: the number of its life, and the epoch.
 using stage_of_things = std::pair<std::uint32_t, std::uint64_t>;
 
-/// A membership as it is told to all nodes.
+/// A membership list as published to all nodes.
 struct told_members {
   membership list;
   stage_of_things when;
-  std::vector<const member*> by_node;  ///< null: never registered
+  std::vector<const member*> by_node;  ///< null if never registered
 };
 
 /// A connection of a node's life to a supervisor's life.
@@ -68,14 +68,14 @@ struct connection {
   std::shared_ptr<node_life> node;
   std::shared_ptr<struct supervisor_life> supervisor;
   bool broken{false};
-  std::array<moment, 2> last{};  ///< messages keep their order, each way
+  std::array<moment, 2> last{};  ///< keeps the order of messages, for each direction
 };
 
 struct node_life : process {
   node_life(std::uint32_t number, std::uint32_t blocks, std::uint64_t life)
       : process{life}, node{number}, pool{blocks}, holder(blocks, 0), leases{leases_of(life)} {}
 
-  /// Shorter than the heartbeat timeout, and than many a standstill.
+  /// Shorter than the heartbeat timeout and than many freezes.
   static cache_leases::options leases_of(std::uint64_t life) {
     return {troupe::incarnation{life}, milliseconds{3000}};
   }
@@ -91,31 +91,31 @@ struct node_life : process {
   stage_of_things seen{};
   moment born{}, died{};
   // -- what its engine and operators say of it
-  std::string failure;  ///< that the engine reported; empty: it can serve
+  std::string failure;  ///< reported by the engine; empty if it can serve
   moment failed_last{};
   node_drain drain;
   bool leaves{false};
-  bool late{false};  ///< the deadline of its drain passed
-  std::vector<std::pair<std::shared_ptr<class transfer>, int>> busy_with;  ///< and which side of it
-  std::shared_ptr<node_life> former;  ///< of that node: it may only have stood still
+  bool late{false};  ///< the deadline of its drain has passed
+  std::vector<std::pair<std::shared_ptr<class transfer>, int>> busy_with;  ///< and the side
+  std::shared_ptr<node_life> former;  ///< previous life of the same node, perhaps only frozen
   // -- the cache
   kvcache::block_pool pool;
-  std::vector<std::uint64_t> holder;  ///< of each block: whose transfer it was allocated for last
+  std::vector<std::uint64_t> holder;  ///< by block: the transfer for which it was last allocated
   std::map<kvcache::waiter_id, std::function<void(result<kvcache::allocation>)>> waiters;
   cache_leases leases;
   struct hold {
     std::shared_ptr<class transfer> of;
     int side{0};
-    std::uint32_t under{0};  ///< the supervisor's life whose list was here when it began
+    std::uint32_t under{0};  ///< the supervisor's life whose list was current at the start
   };
   std::map<std::uint64_t, hold> holds;                 ///< by operation
-  std::shared_ptr<const struct told_members> members;  ///< the newest that it has
-  std::vector<std::function<void()>> callers;          ///< who hears that its process is gone
-  // -- its engine, where that watches
+  std::shared_ptr<const struct told_members> members;  ///< the newest list received
+  std::vector<std::function<void()>> callers;          ///< told when its process is gone
+  // -- its engine, where it watches members
   std::optional<member_watch> watch;
   testing::watch_judge told;
   std::minstd_rand
-      takes;  ///< how many events it takes: no chance that the rest of the world shares
+      takes;  ///< how many events it takes; separate from the chance of the rest of the world
   // -- towards its peers
   std::map<std::uint64_t, std::shared_ptr<link>> links;  ///< by the peer's incarnation
 
@@ -123,7 +123,7 @@ struct node_life : process {
 };
 using life = std::shared_ptr<node_life>;
 
-/// The cluster as a whole: which life each node has, who reaches whom, what is wrong.
+/// The cluster as a whole: each node's current life, which nodes reach each other, and the verdict.
 class world {
  public:
   explicit world(const options& of);
@@ -133,7 +133,7 @@ class world {
 
   report run();
 
-  // -- for the parts
+  // -- used by the parts
 
   timeline time;
   dice chance;
@@ -141,31 +141,31 @@ class world {
   report told;
 
   [[nodiscard]] moment now() const noexcept { return time.now(); }
-  /// Between the two, both included.
+  /// A random duration in [least, most].
   [[nodiscard]] microseconds between(microseconds least, microseconds most) {
     return least +
            microseconds{chance.next() % static_cast<std::uint64_t>((most - least).count() + 1)};
   }
   [[nodiscard]] moment clock_of(const process& whose) const { return now() - whose.behind; }
-  /// How long ago that was by its clock.
+  /// The time since then by that process's clock.
   [[nodiscard]] microseconds passed(const process& whose, moment since) const;
   [[nodiscard]] microseconds one_way() { return between(microseconds{20}, slowest_); }
   [[nodiscard]] std::uint64_t draw_incarnation() { return chance.next() | 1U; }
 
-  /// Something happens in a process: at once, when it wakes, or never.
+  /// Runs an event in a process: at once, when it wakes, or never if it is dead.
   void in(const std::shared_ptr<process>& where, std::function<void()> what);
   void stand_still(const std::shared_ptr<process>& who, microseconds time);
-  /// The same, and its clock with it.
+  /// Like `stand_still`, and its clock stops too.
   void suspend(const std::shared_ptr<process>& who, microseconds time);
 
-  /// The first one stays.
+  /// Records a violation; only the first is kept.
   void violate(const std::string& what);
   void require(bool holds, std::string_view what) {
     if (!holds) violate(std::string{what});
   }
-  /// A line of what happens: part of the digest, and of the trace.
+  /// Records an event in the digest and the trace.
   void note(std::string_view what, std::uint64_t a = 0, std::uint64_t b = 0);
-  /// A line of the trace alone.
+  /// Adds a line to the trace alone.
   void trace(const std::string& line);
 
   static constexpr std::uint32_t supervisor_end = 0xFFFF'FFFF;
@@ -176,7 +176,7 @@ class world {
   [[nodiscard]] const life& life_of(std::uint32_t node) const { return lives_[node]; }
   [[nodiscard]] const std::vector<life>& lives() const noexcept { return lives_; }
   [[nodiscard]] std::optional<std::uint32_t> number_of(const std::string& name) const;
-  /// The supervisor says that a node is silent: is it?
+  /// Checks that a node which the supervisor calls silent really is.
   void check_alarm(const node_transition& change);
 
   // -- nodes (nodes.cpp)
@@ -186,16 +186,16 @@ class world {
   void hear_members(const life& at, const std::shared_ptr<const told_members>& members);
   [[nodiscard]] std::shared_ptr<const told_members> published(membership list,
                                                               std::uint32_t by) const;
-  /// The engine is told of members, and takes some of the events.
+  /// Tells the engine of the members; it takes some of the events.
   void watch_members(const life& at);
   void serve_pool(const life& at);
-  /// What a node does with holds that are over.
+  /// Handles lapsed holds at a node.
   void lapsed(const life& at, const std::vector<cache_leases::lapse>& lapses);
-  /// Transfers of its that have not settled.
+  /// The number of its transfers that have not settled.
   [[nodiscard]] std::uint32_t busy(const life& at) const;
-  /// The supervisor's word; `late`: it leaves with whatever it has.
+  /// The supervisor orders the node to drain. `late`: it leaves even with work in progress.
   void ordered(const life& at, const drain_order& order, bool late);
-  /// A supervisor drains that life, until then by its own clock.
+  /// A supervisor begins to drain that life, with a deadline by the supervisor's clock.
   void drain_begins(const life& at, std::uint32_t by, moment deadline);
   [[nodiscard]] bool may_be_placed_on(const node_info& node) const;
 
@@ -204,15 +204,15 @@ class world {
   void send(const std::shared_ptr<connection>& over, bool to_supervisor,
             std::function<void()> what);
   void break_connection(const std::shared_ptr<connection>& which, microseconds seen_within);
-  /// The node has lost the supervisor, as far as it knows.
+  /// The node has noticed that the supervisor is lost.
   void lost_supervisor(const life& at, const std::shared_ptr<connection>& which);
 
-  /// What holds one another: taken apart when the world ends.
+  /// Registers how to break a reference cycle when the world ends.
   void takes_apart(std::function<void()> how) { apart_.push_back(std::move(how)); }
 
   std::shared_ptr<supervisor_life> supervisor;
   std::uint32_t supervisors{0};           ///< lives so far
-  std::optional<membership_record> kept;  ///< what the supervisor's next life will find
+  std::optional<membership_record> kept;  ///< saved for the supervisor's next life
 
  private:
   void start_supervisor();
@@ -264,13 +264,13 @@ class world {
 
   std::vector<expected_slot> slots_;
   struct drain_in_progress {
-    std::uint32_t by{0};  ///< which of the supervisors
+    std::uint32_t by{0};  ///< number of the supervisor's life
     moment deadline{};
   };
   std::map<std::uint64_t, drain_in_progress>
-      drains_;                    ///< by incarnation; also those that have ended
-  std::vector<moment> cut_last_;  ///< of each node: when it last could not reach the supervisor
-  moment supervisor_since_{};     ///< alive and never standing still
+      drains_;                    ///< by incarnation, including drains that have ended
+  std::vector<moment> cut_last_;  ///< by node: when it last could not reach the supervisor
+  moment supervisor_since_{};     ///< since when it has been alive and not frozen
   std::map<std::string, std::uint32_t> numbers_;
   std::vector<life> lives_;
   std::set<std::pair<std::uint32_t, std::uint32_t>> cuts_;
@@ -278,7 +278,7 @@ class world {
   std::deque<std::string> lines_;
   bool faults_are_over_{false};
   const moment begun_{time.now()};
-  std::size_t next_draw_{0};  ///< of the fault that comes now
+  std::size_t next_draw_{0};  ///< of the current fault
   std::unique_ptr<class frontend> frontend_;
   std::vector<std::function<void()>> apart_;
 };

@@ -1,7 +1,6 @@
 #pragma once
 
-/// A process that a test starts, reads lines from, and may kill or stop. It never outlives the
-/// object.
+/// A process that a test starts, reads lines from, and may kill or stop. The destructor ends it.
 
 #include <chrono>
 #include <string>
@@ -46,7 +45,7 @@ class child_process {
   child_process(const child_process&) = delete;
   child_process& operator=(const child_process&) = delete;
 
-  /// Stops it; when this returns, it stands still.
+  /// Sends SIGSTOP. When this returns, the process is stopped.
   void stop() const {
     ::kill(pid_, SIGSTOP);
     int status = 0;
@@ -62,7 +61,8 @@ class child_process {
     pid_ = -1;
     close(in_);
   }
-  /// Closes its standard input and waits for its end. Its exit status; -1 when it was a signal.
+  /// Closes its standard input and waits for its end. Returns its exit status, or -1 if a signal
+  /// ended it.
   int finish() {
     close(in_);
     int status = 0;
@@ -70,7 +70,7 @@ class child_process {
     pid_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
-  /// The next line of its standard output; empty when none came in time.
+  /// The next line of its standard output. Empty if none comes in time.
   std::string line() {
     const auto deadline = troupe::testing::end_of_wait();
     for (;;) {

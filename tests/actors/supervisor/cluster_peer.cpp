@@ -1,8 +1,9 @@
 // A process for the supervisor's tests, to be killed, stopped and continued:
 //
-//   cluster_peer node SUPERVISOR_PORT NAME INCARNATION   registers, prints a line, then beats every
-//   50 ms cluster_peer supervisor PORT                         publishes a supervisor, prints "up
-//   PORT"
+//   cluster_peer node SUPERVISOR_PORT NAME INCARNATION
+//       registers, prints a line, then beats every 50 ms
+//   cluster_peer supervisor PORT
+//       publishes a supervisor, prints "up PORT"
 //
 // It ends when its standard input does.
 
@@ -25,7 +26,7 @@ void say(const std::string& line) {
   std::fflush(stdout);
 }
 
-/// False once standard input is at its end.
+/// Returns false at the end of standard input.
 bool parent_lives(milliseconds wait) {
   pollfd p{STDIN_FILENO, POLLIN, 0};
   return poll(&p, 1, static_cast<int>(wait.count())) == 0;

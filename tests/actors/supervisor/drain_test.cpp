@@ -1,4 +1,4 @@
-// A drain over real sockets: the supervisor with nodes that are played, and with an engine.
+// A drain over real sockets: the supervisor with simulated nodes, and with an engine.
 
 #include <array>
 #include <thread>
@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 using troupe::testing::comes_true;
 using troupe::testing::wait_limit;
 
-/// Of a drain, and longer than any wait.
+/// The deadline of a drain, longer than any wait.
 constexpr std::uint32_t long_after = 3'600'000;
 
 /// A supervisor that can be restarted on its port, and a client of it.
@@ -65,13 +65,13 @@ struct drained_cluster : ::testing::Test {
   }
 };
 
-/// Nodes that are played.
+/// Nodes simulated by the test.
 struct drain_of_nodes : drained_cluster {
   std::unique_ptr<actor_host> here = std::make_unique<actor_host>();
   supervisor_actor supervisor;
   std::uint64_t sequence{0};
 
-  /// One prefill, and a replica of two decode ranks beside one of its own.
+  /// One prefill node, a decode replica of two ranks, and another of one rank.
   static supervisor_options ranks() {
     auto options = three_nodes();
     auto& slots = options.members.slots;
@@ -118,7 +118,8 @@ struct drain_of_nodes : drained_cluster {
         .receive([&](heartbeat_ack&) {},
                  [&](caf::error& e) { ADD_FAILURE() << here->system().render(e); });
   }
-  /// prefill-0, and life 2 of rank 0 and life 3 of rank 1 of decode-0: what the ranks are told.
+  /// Registers prefill-0, life 2 of rank 0 and life 3 of rank 1 of decode-0. Returns what the ranks
+  /// are told.
   std::array<std::shared_ptr<told>, 2> join_prefill_and_ranks() {
     join("prefill-0", 1);
     std::array ranks{join("decode-0", 2), join("decode-0-1", 3)};
@@ -228,7 +229,7 @@ TEST_F(drain_of_nodes, that_is_cancelled_lets_the_whole_replica_serve_on) {
   EXPECT_EQ(node_state_from(seen("decode-0")->state), node_state::up)
       << "nobody judges it any more";
   EXPECT_EQ(rank_0->orders(2).size(), 2u);
-  // A rank that had not heard of it is told when it is back.
+  // A rank that missed the end of the drain is told when it is back.
   const auto again = join("decode-0-1", 3);
   ASSERT_EQ(again->orders(1).size(), 1u);
   EXPECT_EQ(again->orders(1)[0].step, drain_step::resume);
@@ -267,7 +268,7 @@ TEST_F(drain_of_nodes, that_ended_while_a_rank_was_away_is_over_for_that_rank_to
   }
 }
 
-/// A store, which is an engine as any other to the supervisor.
+/// A store, which is an engine like any other to the supervisor.
 struct drain_of_an_engine : drained_cluster {
   std::unique_ptr<engine> node;
 

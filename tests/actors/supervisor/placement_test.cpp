@@ -43,7 +43,7 @@ class placing : public ::testing::Test {
     ASSERT_TRUE(connected) << connected.error().message;
     client = std::move(*connected);
   }
-  /// A life of that node; it is up when this returns.
+  /// Starts a life of that node and waits until it is up.
   void bring_up(const std::string& name, std::uint64_t incarnation) {
     nodes[name] = std::make_unique<child_process>(std::vector<std::string>{
         CLUSTER_PEER, "node", std::to_string(port), name, std::to_string(incarnation)});

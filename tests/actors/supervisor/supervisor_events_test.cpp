@@ -1,4 +1,4 @@
-// What the supervisor remembers and logs of what happened, read as `troupe events` reads it.
+// The events that the supervisor remembers and logs, read as `troupe events` reads them.
 
 #include <cstdio>
 #include <fstream>

@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 using troupe::testing::comes_true;
 using troupe::testing::wait_limit;
 
-/// Of what must not end a wait: longer than any.
+/// For timeouts that must not end a wait: longer than any wait.
 const milliseconds long_after = 10 * wait_limit;
 const auto long_after_ms = static_cast<std::uint32_t>(long_after.count());
 const auto wait_limit_ms = static_cast<std::uint32_t>(milliseconds{wait_limit}.count());
@@ -41,7 +41,7 @@ std::optional<node_state> state_in(const membership& m, const std::string& name)
   return std::nullopt;
 }
 
-/// One actor system for the supervisor, one that plays nodes and frontends.
+/// One actor system for the supervisor, and one that simulates nodes and frontends.
 struct cluster : ::testing::Test {
   std::unique_ptr<actor_host> there = std::make_unique<actor_host>();
   std::unique_ptr<actor_host> here = std::make_unique<actor_host>();
@@ -86,7 +86,7 @@ struct cluster : ::testing::Test {
   bool becomes(const std::string& name, node_state wanted) {
     return comes_true([&] { return state(name) == wanted; }, milliseconds{5});
   }
-  /// What has happened to that node, in order.
+  /// The events of that node, in order.
   std::vector<std::string> events_of(const std::string& name) {
     std::vector<std::string> all;
     for (const auto& event : ask<event_page>(events_atom_v, event_query{}).events) {
@@ -145,7 +145,7 @@ TEST_F(cluster, refuses_strangers_over_the_wire_with_a_sentence) {
 
 TEST_F(cluster, every_node_hears_of_every_change_and_bursts_are_told_together) {
   auto options = three_nodes();
-  options.tick = milliseconds{100};  // in which all of them come
+  options.tick = milliseconds{100};  // all of them come within one tick
   start(options);
   const auto ear = std::make_shared<told>();
   ASSERT_EQ(join(request_of("prefill-0", 1), ear).failed, 0);
@@ -306,12 +306,12 @@ TEST_F(cluster, a_listener_that_says_nothing_is_given_up_at_the_deadline) {
         here->connect<supervisor_actor>("127.0.0.1", silent.number(), milliseconds{300});
     ASSERT_FALSE(found);
     EXPECT_EQ(found.error().code, errc::deadline);
-    // The door says so, or, where that comes late, whoever waits for the door.
+    // The door reports it or, if the door is late, the caller that waits for it.
     EXPECT_THAT(found.error().message, AnyOf(HasSubstr("said nothing in time"),
                                              HasSubstr("but did not answer within 300 ms")));
     EXPECT_GE(steady_clock::now() - begin, milliseconds{300});
   }
-  start();  // others can be connected to meanwhile
+  start();  // other addresses can be reached meanwhile
   EXPECT_TRUE(ask<membership>(members_atom_v).members.empty());
 }
 
@@ -487,7 +487,7 @@ TEST_F(cluster, stops_without_waiting_for_a_placement_and_answers_who_still_wait
     const auto refused = [](caf::error& e) { ADD_FAILURE() << to_string(e); };
     auto asked = self->request(supervisor, wait_limit, place_atom_v,
                                placement_request{"r1", "", "", long_after_ms, {}});
-    // It waits in line when the supervisor answers what was asked behind it.
+    // The placement is in line once the supervisor answers a later request.
     self->request(supervisor, wait_limit, members_atom_v).receive([](membership&) {}, refused);
     EXPECT_TRUE(there->shutdown()) << "some actor did not end";
     there.reset();
@@ -520,7 +520,7 @@ TEST_F(cluster, nor_does_one_with_a_thread_of_its_own) {
     return {[](tick_atom) {}};
   };
   host->system().spawn<caf::detached>(stubborn, std::chrono::hours{1});
-  host.reset();  // comes back
+  host.reset();  // must return
 }
 
 }  // namespace

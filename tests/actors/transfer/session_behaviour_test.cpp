@@ -1,4 +1,4 @@
-// What the transition tables cannot show: batches, merging, chunks, prefixes, state, and sentences.
+// Behaviour beyond the transition tables: batches, merging, chunks, prefixes, state, and sentences.
 #include <array>
 #include <chrono>
 #include <string>
@@ -130,7 +130,7 @@ TEST(send_session, layers_of_opaque_blocks_are_posted_by_whole_blocks) {
   EXPECT_EQ(describe(s.source_ready(0, 2, 6)), "post(2: 0-1 x 3-6) post(3: 1-2 x 0-4)");
   EXPECT_EQ(describe(s.source_ready(0, 2, 7)), "post(4: 0-1 x 6-7)");
   EXPECT_EQ(describe(s.source_ready(0, 2, 10)), "post(5: 0-1 x 7-10) post(6: 1-2 x 4-8)");
-  // Of what the last block still gets nothing may be seen: the whole of it may be written once more.
+  // A block that still receives tokens must not be visible, since all of it may be written again.
   EXPECT_EQ(describe(s.source_ready(0, 2, 11)), "");
   EXPECT_EQ(describe(s.source_ready(0, 2, 12)), "post(7: 1-2 x 8-10)");
 }
@@ -177,7 +177,7 @@ TEST(send_session, state_goes_alone_when_all_tokens_went_before_the_seal) {
   EXPECT_EQ(acknowledge(s, 1), "post(2: 0-0 x 8-8 state) sealed 2");
 }
 
-// What comes with the seal, the first token say, is still wanted.
+// Data that comes with the seal, such as the first token, is still needed.
 TEST(send_session, a_transfer_with_nothing_to_move_waits_for_the_seal_in_either_mode) {
   const std::vector<std::byte> aux{std::byte{1}};
   for (const auto mode : {transfer_mode::write, transfer_mode::read}) {
@@ -217,7 +217,7 @@ TEST(send_session, a_request_for_more_tokens_than_the_sealed_source_has_fails_at
   EXPECT_EQ(describe(actions), "send(transfer_abort out_of_range) conclude(out_of_range) fence");
   EXPECT_THAT(sentence(actions), HasSubstr("wants 8 tokens"));
   EXPECT_THAT(sentence(actions), HasSubstr("with 4"));
-  // Also one that has nothing to move.
+  // The same for a request that has nothing to move.
   send_session empty{options_of<send_session>({.layers = 1})};
   EXPECT_THAT(describe(empty.start(asking(8, 8), ready, 4, {})),
               HasSubstr("conclude(out_of_range)"));
@@ -263,7 +263,7 @@ TEST(send_session,
   EXPECT_EQ(describe(s.peer_aborted({errc::deadline, "too late"})), "conclude(deadline) fence");
 }
 
-/// Whether the outcome, and the abort if there is one, say that it was refused.
+/// Whether the outcome, and any abort, are marked as a refusal.
 bool says_refused(const session_actions& actions) {
   bool says = true;
   for (const auto& action : actions) {
@@ -342,13 +342,13 @@ TEST(receive_session, a_seal_that_comes_with_a_batch_counts_that_batch_first) {
   EXPECT_EQ(describe(outcome), "conclude(done)");
   EXPECT_EQ(std::get<conclude>(outcome[0]).aux, aux);
 
-  // Another batch is still on its way.
+  // Another batch is still in flight.
   last.seal->batches = 2;
   auto waits = receiver({.layers = 2}, asking(0, 8));
   EXPECT_EQ(describe(waits.landed(last)), "tell(0-1 x 0-8)");
   EXPECT_EQ(describe(waits.landed(came({1, 2, 0, 8}))), "tell(1-2 x 0-8) fence");
 
-  // A batch that is nonsense is not made good by its seal, nor the other way round.
+  // A valid seal does not excuse an invalid batch, nor the reverse.
   auto twice = receiver({.layers = 2}, asking(0, 8));
   static_cast<void>(twice.landed(came({0, 1, 0, 8})));
   EXPECT_EQ(describe(twice.landed(last)),
@@ -441,7 +441,7 @@ TEST(receive_session, the_outcome_carries_what_came_with_the_seal_or_the_offer) 
   EXPECT_EQ(std::get<conclude>(read.quiescent().at(0)).aux, aux);
 }
 
-/// Its part is here; whether all of the receive is, nobody has said yet.
+/// A session whose part has arrived, while the rest of the receive is still open.
 receive_session with_its_part_here() {
   auto s = receiver({.layers = 1}, asking(8, 8));
   static_cast<void>(s.sealed(seal(8, 0)));
@@ -449,7 +449,7 @@ receive_session with_its_part_here() {
   return s;
 }
 
-// Otherwise the part could not be had again, and the other sources would be of no use.
+// Otherwise this part could not be received again, and the other sources would be useless.
 TEST(receive_session, gives_a_source_back_unreleased_when_the_receive_fails_elsewhere) {
   auto s = with_its_part_here();
   EXPECT_EQ(describe(s.local_abort({errc::peer_lost, "another source is gone"})),
@@ -470,7 +470,8 @@ TEST(receive_session, says_nothing_to_a_source_that_ended_or_whose_link_is_gone)
   EXPECT_EQ(describe(gone.received_whole()), "unpin");
 }
 
-// Told as aborted at one side and as delivered at the other: nobody could receive it again.
+// Otherwise one side reports aborted and the other delivered, and the request could not be received
+// again.
 TEST(receive_session, an_abort_behind_the_last_byte_reaches_the_source_in_place_of_the_release) {
   auto s = receiver({.layers = 1}, asking(8, 8));
   EXPECT_EQ(describe(s.sealed(seal(8, 0))), "fence");
@@ -479,7 +480,7 @@ TEST(receive_session, an_abort_behind_the_last_byte_reaches_the_source_in_place_
   EXPECT_EQ(describe(s.quiescent()), "unpin");
 }
 
-/// The peer's fence shut the first of two reads out.
+/// A session whose first of two reads was refused by the peer's fence.
 receive_session with_a_refused_read() {
   auto s = receiver({.layers = 2, .layers_per_batch = 1}, asking(0, 8, transfer_mode::read));
   EXPECT_EQ(describe(s.offered(offer(8))), "post(1: 0-1 x 0-8) post(2: 1-2 x 0-8)");
@@ -496,7 +497,8 @@ TEST(receive_session,
   EXPECT_EQ(describe(s.peer_aborted({errc::aborted, "gone"})), "conclude(aborted) fence");
 }
 
-// The peer's end of the link broke first: it shuts out what this end still reads over the old one.
+// The peer's end of the link broke first, so it refuses what this end still reads over the old
+// link.
 TEST(receive_session, a_read_refused_since_the_link_broke_at_the_peer_is_read_over_the_next_link) {
   auto s = with_a_refused_read();
   static_cast<void>(s.link_back());

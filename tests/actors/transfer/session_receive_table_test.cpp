@@ -45,12 +45,12 @@ using act = std::function<session_actions(receive_session&)>;
 layers_landed batch(const cache_slice& slice, bool state = false) {
   return {transfer_id{5}, slice, state, std::nullopt};
 }
-/// Layer 1, where layer 0 came before.
+/// Layer 1, after layer 0 has come.
 layers_landed rest() {
   return batch({1, 2, 0, tokens});
 }
 
-/// The situations in which events arrive: the states, and what makes a difference within one.
+/// The situations in which events arrive: each state, with the variants that behave differently.
 receive_session idle() {
   return begin(transfer_mode::write);
 }
@@ -68,7 +68,7 @@ receive_session requested_read() {
 receive_session requested_empty() {
   return requested(transfer_mode::read, tokens);
 }
-/// One of two batches is here, and the seal that says so.
+/// One of two batches has landed, and the seal has announced both.
 receive_session receiving_write() {
   auto s = requested_write();
   EXPECT_EQ(describe(s.landed(batch({0, 1, 0, tokens}))), "tell(0-1 x 0-8)");
@@ -92,7 +92,7 @@ receive_session fencing_failed() {
             "send(transfer_abort aborted) conclude(aborted) fence");
   return s;
 }
-/// Its own part is here, perhaps not yet what other sources give.
+/// This source's part has arrived; other sources may still be missing.
 receive_session arrived() {
   auto s = fencing_done();
   EXPECT_EQ(describe(s.quiescent()), "conclude(done)");
@@ -135,7 +135,7 @@ const std::vector<situation> situations{{"idle", idle},
 struct row {
   const char* event;
   act happens;
-  /// "next state: actions" per situation, in the order above; "=": stays, does nothing.
+  /// "next state: actions" per situation, in the order above; "=" if nothing happens.
   std::array<const char*, 10> expected;
 };
 

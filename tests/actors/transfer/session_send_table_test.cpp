@@ -42,7 +42,7 @@ send_session::options usual() {
   return o;
 }
 
-/// What the machine of the test was asked for.
+/// The request that the tested machine was started with.
 transfer_request asked;
 
 session_actions begin(send_session& s, transfer_mode mode, std::uint32_t first = 0,
@@ -52,7 +52,7 @@ session_actions begin(send_session& s, transfer_mode mode, std::uint32_t first =
   return s.start(asked, nothing, std::nullopt, {});
 }
 
-/// The same once more, with what has landed of each layer.
+/// The same request repeated, with the progress of each layer.
 transfer_request again(std::vector<std::uint32_t> here) {
   auto request = asked;
   if (request.mode == transfer_mode::read) here.clear();
@@ -63,7 +63,7 @@ transfer_request again(std::vector<std::uint32_t> here) {
 using make = std::function<send_session()>;
 using act = std::function<session_actions(send_session&)>;
 
-/// The situations in which events arrive: the states, and what makes a difference within one.
+/// The situations in which events arrive: each state, with the variants that behave differently.
 send_session idle() {
   return send_session{usual()};
 }
@@ -151,7 +151,7 @@ const std::vector<situation> situations{{"idle", idle},
 struct row {
   const char* event;
   act happens;
-  /// "next state: actions" per situation, in the order above; "=": stays, does nothing.
+  /// "next state: actions" per situation, in the order above; "=" if nothing happens.
   std::array<const char*, 9> expected;
 };
 

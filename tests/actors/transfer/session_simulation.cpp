@@ -23,8 +23,8 @@ struct posted_batch {
   side by;
   bool landed{false};
   std::optional<error> failure;
-  std::uint32_t link{0};  ///< over which
-  bool shut_out{false};   ///< refused, since the peer's end of the link has broken
+  std::uint32_t link{0};  ///< the link over which it was posted
+  bool shut_out{false};   ///< refused because the peer's end of the link has broken
 };
 
 struct sent_frame {
@@ -163,11 +163,11 @@ class world {
     if (sender_) carry_out(s, sender_->link_lost(why));
   }
 
-  // -- the link that replaces another, as the links' actors do it
+  // -- replacing a link, as the link actors do it
 
-  /// The wire is another one. What was on the old one is lost, but for bytes that may still move
-  /// until the old one's fence holds at both sides. Each end finds out at a time of its own; the next
-  /// link comes when both have.
+  /// Replaces the wire. Everything in flight on the old one is lost, except for bytes that may
+  /// still move until the old link's fence holds at both sides. Each end notices at its own time;
+  /// the next link comes once both have.
   void swap_link() {
     if (course_.broken) return;
     ++course_.link;
@@ -182,7 +182,7 @@ class world {
     schedule(up + dice_.upto(6), kind::link_back, prefill, course_.link);
   }
 
-  /// From now on this end posts, sends and hears nothing, and refuses what the peer's end does.
+  /// From now on this end posts, sends and receives nothing, and refuses the peer's operations.
   void break_end(side s, std::uint32_t next) {
     if (sides_[s].knows_link < next) sides_[s].link_gone = true;
   }
@@ -231,7 +231,7 @@ class world {
 
   void transmit(side from, const session_message& message) {
     if (sides_[from].link_gone) return;
-    // Frames keep their order.
+    // Frames stay in order.
     auto& last = last_delivery_[from];
     last = std::max(last, soon());
     schedule(last, kind::frame, other(from), static_cast<std::uint32_t>(frames_.size()));
@@ -243,7 +243,8 @@ class world {
     auto message = frames_[index].message;
     if (index % 16 == 0) message = through_the_codec(message);
     if (const auto* m = std::get_if<transfer_request>(&message)) return begin_prefill(*m);
-    // The request was lost with the former link: the node answers for what it does not know.
+    // The request was lost with the former link, so the node answers messages of an unknown
+    // transfer.
     if (to == prefill && !sender_) return;
     if (const auto* m = std::get_if<transfer_abort>(&message)) {
       if (!sides_[to].unpinned) sides_[to].got_abort = true;
@@ -266,8 +267,8 @@ class world {
       return carry_out(to, receiver().offered(*m));
   }
 
-  /// What came over the present link comes behind its beginning. Of a former one it may be read out
-  /// until this end has seen the break.
+  /// Whether a frame arrives. A frame of the current link implies that the link is back; a frame of
+  /// the former one may still be read until this end has seen the break.
   bool arrives(side to, std::uint32_t link) {
     if (link == course_.link) {
       tell_link_back(to, link);
@@ -314,8 +315,8 @@ class world {
     schedule(soon() + (dice_.one_in(6) ? dice_.upto(30) : 0), kind::land, by, index);
   }
 
-  /// Whether the peer's end, which has found the link broken, refuses the batch and is heard: in
-  /// memory that both map at once, over a wire seldom.
+  /// Whether the peer's end, which has found the link broken, refuses the batch and the refusal is
+  /// noticed: at once in mapped memory, seldom over a wire.
   bool shut_out(posted_batch& b) {
     const auto& peer = sides_[other(b.by)];
     const bool left = peer.knows_link_is_lost || peer.link_gone || peer.knows_link > b.link;
@@ -353,7 +354,7 @@ class world {
     schedule(soon() + (dice_.one_in(6) ? dice_.upto(40) : 0), kind::complete, b.by, index);
   }
 
-  /// The wire delivers what has landed a second time, as a retransmission may until the fence.
+  /// The wire delivers landed bytes a second time, as a retransmission may until the fence.
   void ghost(std::uint32_t index) {
     auto copy = batches_[index];
     if (moves(copy)) judge_.touches_memory();
@@ -373,7 +374,7 @@ class world {
     auto& w = sides_[by];
     if (b.link != w.knows_link || w.link_gone) return;
     if (b.link != course_.link) {
-      // A wire that fails is one way to find out.
+      // A failed post is one way to find out that the link is broken.
       if (b.failure && b.failure->code == errc::link_broken) return break_end(by, course_.link);
       if (!b.failure && dice_.one_in(2)) return;
     }

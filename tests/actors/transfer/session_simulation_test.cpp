@@ -16,8 +16,7 @@
 namespace troupe::actors::simulation {
 namespace {
 
-/// TROUPE_SEED=n runs that one seed and prints what happened in it; TROUPE_RUNS=n runs more or
-/// fewer.
+/// TROUPE_SEED=n runs that one seed and prints its trace; TROUPE_RUNS=n sets the number of runs.
 std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
@@ -43,7 +42,7 @@ TEST(session_simulation, no_order_of_events_and_no_fault_breaks_an_invariant_of_
     return;
   }
   const auto runs = from_environment("TROUPE_RUNS", troupe::testing::tries(200'000));
-  // A new place to begin with each commit, so that they add coverage; the seed of a failure is printed.
+  // Each commit starts at another seed, which adds coverage; the seed of a failure is printed.
   const auto first = troupe::testing::seed() * 1'000'000;
   std::uint64_t done = 0;
   std::uint64_t events = 0;
@@ -69,7 +68,7 @@ TEST(session_simulation, no_order_of_events_and_no_fault_breaks_an_invariant_of_
   std::cout << ", done though shut out by an end that broke first: read "
             << done_though_shut_out[transfer_mode::read] << ", write "
             << done_though_shut_out[transfer_mode::write] << "\n";
-  // A simulation that only ever fails, or never does, proves nothing.
+  // A simulation that only ever fails, or never fails, proves nothing.
   if (runs < 10'000) return;
   EXPECT_GT(done, runs / 3);
   for (const auto code :

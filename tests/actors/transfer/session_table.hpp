@@ -1,6 +1,6 @@
 #pragma once
 
-/// Writes what a state machine did as one short line, so that a transition table can be a table.
+/// Formats the actions of a state machine as one short line, for transition tables.
 
 #include <sstream>
 #include <string>
@@ -52,7 +52,7 @@ inline std::string describe(const session_actions& actions) {
   return line.str();
 }
 
-/// "next state: actions", or "=" when the machine stayed where it was and did nothing.
+/// "next state: actions", or "=" if the machine did nothing and stayed in its state.
 template <class State>
 std::string describe(State before, State after, const session_actions& actions) {
   std::ostringstream line;

@@ -193,7 +193,7 @@ void judge::check_answer(const watched& w) {
   if (w.answers == 0 && w.got_abort && !w.knows_link_is_lost) violate("an abort was not answered");
 }
 
-/// A failure names a fault that happened.
+/// Checks that the reason of a failure is a fault of this scenario.
 void judge::check_reason(const watched& w) {
   if (!w.failure) return;
   const auto& s = scenario_;

@@ -13,7 +13,7 @@
 
 namespace troupe::actors::simulation {
 
-/// What is watched of one side.
+/// State that the judge tracks for one side.
 struct watched {
   bool exists{false};
   bool fence_called{false};
@@ -21,28 +21,28 @@ struct watched {
   bool quiescent_given{false};
   bool unpinned{false};
   bool knows_link_is_lost{false};
-  bool refused{false};    ///< by the peer, over the link that it knows
-  bool link_gone{false};  ///< its end of the link has broken, and the next link is not up
+  bool refused{false};    ///< by the peer, over the link that this side uses
+  bool link_gone{false};  ///< its end of the link is broken and the next link is not up
   bool engine_aborted{false};
   bool got_abort{false};
-  bool must_fail{false};  ///< the peer's abort came before the outcome
+  bool must_fail{false};  ///< the peer's abort arrived before the outcome
   std::uint32_t concluded{0};
-  std::uint32_t answers{0};  ///< transfer_quiescent sent
+  std::uint32_t answers{0};  ///< `transfer_quiescent` messages sent
   std::uint32_t in_flight{0};
-  std::uint32_t knows_link{0};  ///< which of the links that followed each other
+  std::uint32_t knows_link{0};  ///< number of the link that it uses
   std::uint32_t posts{0};
   std::optional<error> failure;
 };
 
-/// What has happened so far, whatever the two sides think of it.
+/// The true course of events, independent of what the two sides believe.
 struct course {
   std::uint32_t now{0};
   std::array<watched, 2> sides;
-  std::array<std::uint32_t, most_layers> ready{};  ///< computed, by layer: up to this token
-  std::array<std::uint32_t, most_layers> told{};   ///< told to the decode engine
-  std::array<std::array<std::uint32_t, most_tokens>, most_layers> landed{};  ///< how often
+  std::array<std::uint32_t, most_layers> ready{};  ///< by layer: computed up to this token
+  std::array<std::uint32_t, most_layers> told{};   ///< by layer: reported to the decode engine
+  std::array<std::array<std::uint32_t, most_tokens>, most_layers> landed{};  ///< times per token
   std::uint32_t state_landed{0};
-  std::uint32_t link{0};       ///< that is there now
+  std::uint32_t link{0};       ///< number of the current link
   std::uint32_t old_until{0};  ///< bytes of a former link may move until then
   bool sealed{false}, broken{false}, released{false}, offered{false}, refused{false};
 };
@@ -51,7 +51,7 @@ class judge {
  public:
   judge(const scenario& s, course& c) : scenario_{s}, course_{c} {}
 
-  /// The first invariant that did not hold; empty while all have.
+  /// The first invariant that did not hold. Empty if all have.
   [[nodiscard]] const std::string& violation() const noexcept { return violation_; }
   void violate(const std::string& what);
 
@@ -65,19 +65,19 @@ class judge {
   void unpins(side by);
 
   // -- what happens to memory
-  /// Bytes move now: read at the source, written at the destination.
+  /// Bytes move now: they are read at the source and written at the destination.
   void touches_memory();
   void lands(const cache_slice& what, bool with_state);
 
-  /// A side hears that a batch of its has failed.
+  /// A side learns that one of its batches has failed.
   void fails(side by, const error& why);
-  /// A side hears that its link was replaced.
+  /// A side learns that its link was replaced.
   void link_is_back(side at);
 
   // -- the end
-  /// Whether each machine is in its last state.
+  /// `finished`: whether each machine is in its last state.
   void comes_to_its_end(std::array<bool, 2> finished);
-  /// Both have ended well by themselves: whether what they say fits together.
+  /// Both sides ended well by themselves: checks that their accounts agree.
   void agreement(report& into);
 
  private:
@@ -85,7 +85,7 @@ class judge {
   void check_all_is_here(const conclude& what);
   void check_answer(const watched& w);
   void check_reason(const watched& w);
-  /// Once; more often only where a link broke.
+  /// Whether something came exactly once, or more often where a link broke.
   [[nodiscard]] bool came(std::uint32_t times) const;
 
   const scenario& scenario_;

@@ -28,8 +28,8 @@ void draw_faults(scenario& s, dice& d) {
   if (s.has(unready_seal) && s.source_tokens == 0) s.faults &= ~unready_seal;
 }
 
-/// The engine's layers, chunk by chunk, each chunk in random groups of layers. The time of the
-/// last.
+/// Draws the engine's progress, chunk by chunk, each chunk in random groups of layers. Returns the
+/// time of the last one.
 std::uint32_t draw_chunks(scenario& s, dice& d, timeline& into) {
   std::uint32_t time = d.upto(15);
   std::uint32_t token = 0;
@@ -44,7 +44,7 @@ std::uint32_t draw_chunks(scenario& s, dice& d, timeline& into) {
     for (std::uint32_t layer = 0; layer < s.layers;) {
       const auto end = layer + 1 + d.upto(s.layers - layer - 1);
       time += d.upto(6);
-      // The skipped layer never gets to its last token.
+      // The skipped layer never reaches its last token.
       const bool hole = token == end_of_all && layer <= skipped && skipped < end;
       if (!hole) {
         into.schedule(time, kind::source_ready, prefill,
@@ -59,7 +59,7 @@ std::uint32_t draw_chunks(scenario& s, dice& d, timeline& into) {
 
 void draw_deadline(scenario& s, side of, bool may_pass, dice& d, timeline& into) {
   if (!may_pass) {
-    // Too early: means nothing.
+    // An early timer event must have no effect.
     if (d.one_in(4)) into.schedule(d.upto(60), kind::expire, of, 0);
     return;
   }
@@ -99,7 +99,7 @@ scenario draw(dice& d, timeline& into) {
   if (s.has(link_rebuild)) {
     const auto times = 1 + d.upto(2);
     for (std::uint32_t i = 0; i < times; ++i) {
-      // Also while what was sealed last is under way.
+      // also while the last batches after the seal are in flight
       into.schedule(d.one_in(2) ? last + d.upto(40) : d.upto(90), kind::link_swaps, decode, 0);
     }
   }

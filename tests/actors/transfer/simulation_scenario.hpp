@@ -1,7 +1,7 @@
 #pragma once
 
-/// What a seed says of one run of the simulation before it begins: the geometry, the engines' doing,
-/// the faults, and when each of them comes.
+/// What a seed determines before a run begins: the geometry, the engines' actions, the faults, and
+/// their times.
 
 #include <array>
 #include <cstddef>
@@ -27,7 +27,7 @@ class dice {
     z = (z ^ (z >> 27u)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31u);
   }
-  /// 0 to `most`, both included.
+  /// A number in [0, most].
   std::uint32_t upto(std::uint32_t most) {
     return static_cast<std::uint32_t>(next() % (most + 1ull));
   }
@@ -74,13 +74,13 @@ struct event {
   std::uint32_t order;
   kind what;
   side where;
-  std::uint32_t index;  ///< of a frame, a chunk, a batch or a link
+  std::uint32_t index;  ///< of a frame, chunk, batch or link
   friend bool operator<(const event& a, const event& b) {
     return std::pair{a.time, a.order} > std::pair{b.time, b.order};
   }
 };
 
-/// What is going to happen, earliest first; in the order of scheduling where it is at one time.
+/// Planned events, earliest first; events of one time run in the order of scheduling.
 class timeline {
  public:
   void schedule(std::uint32_t time, kind what, side where, std::uint32_t index);
@@ -108,7 +108,7 @@ struct scenario {
   std::vector<chunk> chunks;
   std::array<std::uint32_t, 2> deadlines{1'000'000, 1'000'000};
   std::uint32_t faults{0};
-  std::uint32_t refuse_post{0};  ///< the number of the post that is refused; 0: none
+  std::uint32_t refuse_post{0};  ///< number of the post that is refused; 0 for none
 
   [[nodiscard]] bool has(std::uint32_t of) const noexcept { return (faults & of) != 0; }
   [[nodiscard]] bool empty() const noexcept { return prefix == tokens; }

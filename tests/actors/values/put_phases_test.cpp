@@ -1,5 +1,5 @@
-// A put at each side of its last word: what is told as failed is not stored later, what may be stored
-// says so, and nothing waits for ever.
+// A put on both sides of its last message: a put reported as failed is not stored later, one that
+// may be stored says so, and nothing waits for ever.
 
 #include <set>
 
@@ -47,7 +47,7 @@ class putting : public put_phases {
     order.value = value;
     caf::anon_send(port, engine_command{std::move(order)});
   }
-  /// A put whose bytes the peer says it has; its last word has been said.
+  /// A put whose bytes the peer confirms, up to and including the commit.
   void put_up_to_the_last_word(std::chrono::milliseconds deadline) {
     context->settings.default_deadline = deadline;
     meet();
@@ -68,7 +68,7 @@ class putting : public put_phases {
     if (events.empty()) return std::nullopt;
     return std::move(events.front());
   }
-  /// Why it failed; a failure of the test if it did not.
+  /// Returns why it failed; adds a test failure if it did not.
   troupe::error failure() {
     const auto e = outcome();
     const auto* failed = e ? std::get_if<event_failed>(&e->what) : nullptr;
@@ -124,7 +124,7 @@ TEST_F(putting, says_its_last_word_again_over_the_next_link) {
   EXPECT_TRUE(std::holds_alternative<event_done>(e->what));
 }
 
-// -- whose memory the peer reads
+// -- which memory the peer reads
 
 /// A value that is larger than a frame, and a peer that never confirms a fence.
 class putting_large : public putting {
@@ -199,8 +199,8 @@ TEST_F(putting_large, shares_a_registration_only_while_no_put_of_it_has_ended) {
 
 // -- when the node has stopped
 
-/// Memory that the caller has given back by then: whoever reads it crashes. Small values travel in a frame, large
-/// ones are copied or granted.
+/// Memory that the caller has already given back: any read of it crashes. Small values travel in a
+/// frame, large ones are copied or granted.
 class putting_late : public putting_large, public ::testing::WithParamInterface<std::size_t> {
  protected:
   void* const page = ::mmap(nullptr, 100'000, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -270,7 +270,7 @@ class storing : public put_phases {
     put.value = bytes;
     comes(put);
   }
-  /// Of a value that is read through its grant.
+  /// A put of a value that is read through its grant.
   [[nodiscard]] store_put put_by_grant(std::uint64_t size) const {
     store_put put;
     put.op = op.value;
@@ -280,7 +280,7 @@ class storing : public put_phases {
     put.source->permitted = {{0, size, 0, 1}};
     return put;
   }
-  /// Whether the room that was reserved under the key is free again.
+  /// Whether the space reserved under the key becomes free again.
   bool room_comes() {
     return comes_true([&] { return context->values->reserve("k", 10, {}).has_value(); });
   }
@@ -301,7 +301,7 @@ TEST_F(storing, waits_for_the_last_word_and_answers_it_however_often_it_comes) {
 }
 
 TEST_F(storing, asks_once_more_when_the_last_word_is_late) {
-  context->settings.peer_silence = 0ms;  // any word is
+  context->settings.peer_silence = 0ms;  // every message counts as late
   meet();
   comes_put();
   ASSERT_TRUE(said<store_held>(0));
@@ -378,7 +378,7 @@ TEST_F(storing, serves_no_more_at_once_than_it_may_have_operations) {
     put.key = std::string{"k"}.append(std::to_string(number));
     comes(put);
   }
-  // Each by an actor of its own, in any order.
+  // Each is handled by an actor of its own, in any order.
   std::set<std::uint64_t> held;
   for (const std::size_t index : {0, 1, 2}) {
     if (const auto word = said<store_held>(index)) {
@@ -392,7 +392,7 @@ TEST_F(storing, serves_no_more_at_once_than_it_may_have_operations) {
     EXPECT_THAT(refused->sentence, HasSubstr("limits.max_operations"));
   }
   EXPECT_EQ(held, (std::set<std::uint64_t>{1, 2}));
-  // Where one has ended there is room for another.
+  // An operation that ends makes room for another.
   comes(store_release{1});
   EXPECT_TRUE(comes_true([&] { return context->values->reserve("k1", 10, {}).has_value(); }));
   comes(put);
@@ -415,7 +415,7 @@ TEST_F(storing, reads_once_over_each_link) {
 
 TEST_F(storing, keeps_the_memory_of_a_value_that_was_read_again_until_the_former_read_is_over) {
   meet();
-  auto put = put_by_grant(1u << 20);  // all that there is
+  auto put = put_by_grant(1u << 20);  // the whole store
   comes(put);
   ASSERT_TRUE(heard->batches.at(0));
   link.epoch = 2;

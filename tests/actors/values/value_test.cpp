@@ -1,5 +1,5 @@
-// Keyed values between real processes: what is put comes back, byte for byte, whatever its size,
-// and a view keeps it.
+// Keyed values between real processes: a value comes back byte for byte, whatever its size, and a
+// view keeps it.
 
 #include <cstring>
 #include <string>
@@ -54,7 +54,7 @@ class value : public ::testing::TestWithParam<std::string> {
     return ended(node->put(peer, key, bytes, ttl));
   }
   told& get(const std::string& peer, const std::string& key) { return ended(node->get(peer, key)); }
-  /// The store comes to have room for it.
+  /// Waits until the store has room for it.
   void expect_room(const std::string& key, const std::vector<std::byte>& bytes,
                    std::chrono::milliseconds ttl = {}) {
     troupe::error why;
@@ -112,7 +112,7 @@ TEST_P(value, larger_than_the_store_is_refused) {
   const auto& t = put("store-0", "large", large);
   EXPECT_EQ(t.failed, 1);
   EXPECT_EQ(t.why.code, errc::pool_exhausted) << to_string(t.why);
-  // And nothing of it is left behind: one that just fits is taken.
+  // Nothing of it is left behind: a value that just fits is accepted.
   const auto fits = noise_of(15u << 20, 2);
   EXPECT_EQ(put("store-0", "fits", fits).done, 1);
   EXPECT_TRUE(equal(get("store-0", "fits").value, fits));
@@ -131,7 +131,7 @@ TEST_P(value, with_a_time_to_live_goes_when_it_is_over) {
   EXPECT_EQ(get("store-0", "short").why.code, errc::not_found);
   EXPECT_EQ(get("store-0", "small").why.code, errc::not_found);
   EXPECT_EQ(get("store-0", "kept").done, 1);
-  // Its memory as well: the store has 16 MiB.
+  // The memory of expired values is free as well: the store has 16 MiB.
   const auto large = noise_of(12u << 20, 3);
   for (int i = 0; i < 4; ++i) expect_room("passing" + std::to_string(i), large, 50ms);
 }
@@ -231,7 +231,7 @@ TEST_P(value, of_a_peer_killed_in_the_middle_fails_once_since_its_process_is_gon
       EXPECT_TRUE(equal(t.value, small));
     }
   }
-  // What follows fails as well, and does not hang.
+  // Later operations fail as well, and do not hang.
   const auto& after = ended(node->get("store-0", "there"));
   EXPECT_EQ(after.why.code, errc::peer_lost) << to_string(after.why);
 }
@@ -247,7 +247,7 @@ TEST_P(value, whose_reader_gives_up_is_not_held_for_it) {
     ASSERT_TRUE(events->outcome(*asked));
     events->of(*asked).value = {};
   }
-  // The store has 16 MiB: the next one fits only when the first is neither kept nor pinned.
+  // The store has 16 MiB: the next value fits only if the first is neither kept nor pinned.
   ASSERT_EQ(ended(node->remove("store-0", "large")).done, 1);
   expect_room("next", large);
 }
@@ -263,7 +263,7 @@ TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
     std::this_thread::sleep_for(std::chrono::microseconds{i % 20 * 200});
     (void)node->abort(*asked, "changed my mind");
     ASSERT_TRUE(events->outcome(*asked));
-    events->listen_for(5ms);  // until the store has heard of it
+    events->listen_for(5ms);  // until the store has received the abort
     auto& found = get("store-0", key);
     if (found.done == 0) {
       EXPECT_TRUE(found.why.code == errc::not_found || found.why.code == errc::pool_exhausted)
@@ -273,7 +273,7 @@ TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
     EXPECT_TRUE(equal(found.value, large)) << "a part of a value is served as the value";
     found.value = {};
     ASSERT_EQ(ended(node->remove("store-0", key)).done, 1);
-    // So that what is left of it cannot be taken for the next one.
+    // Overwrites the store's memory, so that leftovers cannot be taken for the next value.
     const auto other = noise_of(15u << 20, 2);
     const auto wiped = "w" + std::to_string(i);
     if (put("store-0", wiped, other).done == 1) {
@@ -282,8 +282,8 @@ TEST_P(value, whose_writer_gives_up_is_whole_or_not_there) {
   }
 }
 
-// The caller's memory is the caller's again with the outcome: what it holds from then on is never
-// what the store keeps, and what was told as failed is not kept at all.
+// The outcome returns the memory to the caller: later contents never reach the store, and a put
+// that is reported as failed is not stored at all.
 TEST_P(value, whose_writer_gives_up_and_writes_something_else_is_stored_as_it_was_or_not_at_all) {
   for (const std::size_t size : {std::size_t{3000}, std::size_t{1} << 20}) {
     const auto given = noise_of(size, 1);
@@ -301,7 +301,7 @@ TEST_P(value, whose_writer_gives_up_and_writes_something_else_is_stored_as_it_wa
       (void)node->abort(*asked, "changed my mind");
       const auto told = ended(asked);
       std::memcpy(memory.data(), later.data(), size);
-      // A word that the store hears is behind all that it has heard before.
+      // A query is handled after every message before it.
       ASSERT_EQ(ended(node->query("store-0", "another")).failed, 1);
       auto& found = get("store-0", key);
       ASSERT_EQ(found.done, told.done) << to_string(told.why) << "; " << to_string(found.why);
@@ -319,13 +319,13 @@ TEST_P(value, whose_writer_gives_up_and_writes_something_else_is_stored_as_it_wa
   }
 }
 
-/// From blocks of the node's pool.
+/// A value that is put from blocks of the node's pool.
 class value_in_blocks : public value {
  protected:
   static constexpr std::uint32_t count = 128;
   kvcache::allocation blocks;
 
-  /// The first layer of blocks that follow each other, filled.
+  /// Allocates consecutive blocks, and fills their first layer.
   std::span<std::byte> allocate(std::uint32_t how_many, const std::vector<std::byte>& bytes) {
     auto got = node->allocate_blocks(how_many);
     EXPECT_TRUE(got) << to_string(got.error());
@@ -357,7 +357,7 @@ TEST_P(value_in_blocks, is_stored_as_it_was_though_the_blocks_are_freed_and_used
     SCOPED_TRACE(size);
     const auto key = std::to_string(size);
     const auto memory = allocate(size, given);
-    store->stop();  // so that it reads when all of that has happened
+    store->stop();  // so that it reads only after all of this
     const auto asked = node->put("store-0", key, memory);
     ASSERT_TRUE(asked) << to_string(asked.error());
     free();
@@ -387,7 +387,7 @@ TEST_P(value_in_blocks, keeps_them_pinned_to_its_end_however_it_ends) {
     EXPECT_EQ(ended(put("store-0", key, size)).done, 1);
     EXPECT_EQ(ended(put("store-0", key, size)).why.code, errc::already_exists);
     expect_all_free();
-    for (const std::string peer : {"store-0", "decode-0"}) {  // which never came
+    for (const std::string peer : {"store-0", "decode-0"}) {  // decode-0 never came up
       store->stop();
       const auto asked = put(peer, "given up" + key, size);
       EXPECT_EQ(quarantined(), size);
@@ -466,18 +466,18 @@ TEST(value_of_a_hidden_process, is_stored_over_shm_from_memory_that_the_store_ma
   EXPECT_EQ(node->report().links.front().backend, "shm");
 }
 
-/// With a short deadline.
+/// Values with a short deadline.
 class impatient_value : public value {
  protected:
-  // Emulated devices move some MiB a second: of what they do not do in time each try is lost. There a
-  // put ends once a store that stands still is shut out.
+  // Emulated devices move some MiB a second, and every attempt that misses the deadline is lost.
+  // There a put to a frozen store ends once the store is shut out.
   impatient_value() {
     const bool emulated = GetParam() == "rdma";
     options.deadline = emulated ? "6s" : "1500ms";
     if (emulated) options.transport_more = ", rdma: {timeout: 19, fence_patience: 6s}";
   }
 
-  // What a busy machine does not do in time is done again.
+  // Repeats an operation that a busy machine did not finish in time.
   told& get_in_time(const std::string& key) {
     result<operation_id> asked = node->get("store-0", key);
     (void)comes_true([&] {
@@ -496,7 +496,7 @@ class impatient_value : public value {
   void expect_stored(result<operation_id> asked, std::string key,
                      std::span<const std::byte> bytes) {
     (void)comes_true([&] {
-      // What expired may be in the store's hands for a moment more.
+      // The store may hold an expired value for a moment longer.
       const auto late = [](errc code) {
         return code == errc::deadline || code == errc::pool_exhausted;
       };
@@ -536,7 +536,7 @@ TEST_P(impatient_value, of_a_peer_that_stands_still_ends_at_its_deadline) {
   store->signal(SIGCONT);
 }
 
-/// Pages of their own, which may go and come back.
+/// Memory pages that can be replaced.
 class page_memory {
  public:
   explicit page_memory(std::size_t size)
@@ -546,7 +546,7 @@ class page_memory {
   ~page_memory() { ::munmap(bytes.data(), bytes.size()); }
   page_memory(const page_memory&) = delete;
   page_memory& operator=(const page_memory&) = delete;
-  /// Other pages at the same address.
+  /// Maps other pages at the same address.
   void replace() const {
     ::munmap(bytes.data(), bytes.size());
     ::mmap(bytes.data(), bytes.size(), PROT_READ | PROT_WRITE,
@@ -556,7 +556,7 @@ class page_memory {
   const std::span<std::byte> bytes;
 };
 
-// With the outcome the memory is the caller's, whatever the store does when it wakes.
+// After the outcome the memory is the caller's, whatever the store does when it wakes.
 TEST_P(impatient_value, that_expired_leaves_its_memory_to_the_next_one) {
   constexpr std::size_t size = 6u << 20;
   const auto given = noise_of(size, 1);
@@ -565,8 +565,9 @@ TEST_P(impatient_value, that_expired_leaves_its_memory_to_the_next_one) {
   int stopped_inside = 0;
   const bool maps = GetParam() == "shm";
   ASSERT_TRUE(is_removed("what is not there"));  // so that the link is up
-  // Over shared memory only the store knows whether it is inside a copy. It is not where it has stored the value
-  // before it is stopped, nor where it has not begun: each round comes nearer to the moment between.
+  // Over shared memory only the store knows whether it is inside a copy. It is not if it was
+  // stopped after it had stored the value, or before it began: each round comes nearer to the
+  // moment between.
   std::chrono::microseconds lives = 800us * slowness;
   std::chrono::microseconds step = lives / 2;
   bool was_too_long = false;
@@ -578,7 +579,7 @@ TEST_P(impatient_value, that_expired_leaves_its_memory_to_the_next_one) {
     std::ranges::copy(given, memory.bytes.begin());
     store->stop();
     const auto first = node->put("store-0", key, memory.bytes);
-    std::this_thread::sleep_for(50ms);  // all that it is to do then waits for it
+    std::this_thread::sleep_for(50ms);  // all of its work is queued by then
     store->signal(SIGCONT);
     std::this_thread::sleep_for(lives);
     store->stop();
@@ -590,7 +591,7 @@ TEST_P(impatient_value, that_expired_leaves_its_memory_to_the_next_one) {
     was_too_long = too_long;
     memory.replace();
     std::ranges::copy(later, memory.bytes.begin());
-    std::this_thread::sleep_for(20ms);  // what nobody is inside of is over by then
+    std::this_thread::sleep_for(20ms);  // copies that no process is inside of have ended by then
     for (const auto& one : node->report().transfers)
       stopped_inside += told.failed == 1 && one.request == key ? 1 : 0;
     const auto begin_inside =
@@ -622,7 +623,7 @@ TEST_P(impatient_value, that_expired_leaves_its_memory_to_the_next_one) {
 TEST_P(value, and_placements_that_wait_end_when_the_node_stops) {
   const auto placed = node->place({"r", "prefill", "decode", 3'600'000});
   ASSERT_TRUE(placed);
-  const auto asked = node->get("decode-0", "key");  // which never came
+  const auto asked = node->get("decode-0", "key");  // decode-0 never came up
   ASSERT_TRUE(asked);
   events->listen_for(50ms);
   node->stop();

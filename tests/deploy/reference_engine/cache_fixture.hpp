@@ -36,7 +36,7 @@ inline model_config tiny_latent() {
   return config;
 }
 
-/// Attention, recurrences, a latent: layers that differ, and a state that belongs to none.
+/// Attention, recurrent and latent layers, and a state that belongs to no layer.
 inline model_config tiny_hybrid() {
   auto config = attention_model(2, 2, 8, 9);
   config.layers.insert(config.layers.begin() + 1, {kvcache::layer_kind::recurrent, 0, 0});
@@ -58,8 +58,7 @@ inline std::vector<token> a_prompt(std::size_t tokens, std::uint64_t seed = 1) {
   return prompt;
 }
 
-/// One rank's pool, every byte set to a pattern that gives absurd numbers where it is read
-/// unwritten.
+/// One rank's pool, filled with a pattern that gives absurd numbers if unwritten bytes are read.
 struct pool {
   std::vector<std::vector<std::byte>> bytes;
   std::shared_ptr<const cache_memory> memory;
@@ -75,7 +74,7 @@ struct pool {
   }
 };
 
-/// A request's place in a pool: blocks in no order, one state slot.
+/// A request's place in a pool: blocks in random order, and a state slot.
 struct place {
   std::vector<block_id> blocks;
   std::uint32_t slot{0};
@@ -133,7 +132,7 @@ inline std::string name_of(const kvcache::arrangement& how) {
   return name;
 }
 
-/// Carries a plan out between two pools of this process.
+/// Carries out a plan between two pools of this process.
 inline void copy(const kvcache::transfer_plan& plan, const pool& from, const pool& to) {
   for (const auto& piece : plan.pieces)
     for (const auto& s : piece.segments)
@@ -144,7 +143,7 @@ inline void copy(const kvcache::transfer_plan& plan, const pool& from, const poo
             s.length);
 }
 
-/// Moves what one source rank owes one destination rank: layers one by one, then the state.
+/// Moves all that one source rank has for one destination rank: layers one by one, then the state.
 inline void move(const pool& from, const place& source, const pool& to, const place& destination,
                  kvcache::token_range tokens, bool state = true) {
   const auto geometry =

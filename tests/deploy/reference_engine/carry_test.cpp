@@ -1,5 +1,5 @@
-// Requests that a frontend carries through a cluster whose processes are killed and frozen under them:
-// each ends once, and the text is the one of an undisturbed run.
+// Requests that a frontend carries through a cluster whose processes are killed and frozen under
+// them: each ends once, with the text of an undisturbed run.
 
 #include <csignal>
 #include <map>
@@ -21,7 +21,8 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using troupe::testing::reset_connections;
 
-/// Long enough to be met while it is computed, which takes the square of it, and a sanitizer ten times that.
+/// Long enough to be hit during its computation, whose time grows with the square; a sanitizer
+/// takes ten times as long.
 constexpr std::uint32_t prompt_tokens = troupe::testing::sanitized ? 600 : 1500;
 const sampling sampled{1.0f, 5, false};
 
@@ -35,10 +36,10 @@ struct carry_shape {
   std::string heartbeat_timeout{"30min"};
 };
 
-/// Of the tests in which who freezes is lost to its peers, or taken for dead.
+/// For tests in which a frozen node is lost to its peers or taken for dead.
 const std::string short_timeout = std::to_string(testing::slowness) + "s";
 
-/// Every node and the supervisor in a process of its own; the frontend in the test's.
+/// Every node and the supervisor in a process of its own; the frontend is in the test's.
 struct carried : ::testing::Test {
   ~carried() override {
     carrier.reset();
@@ -160,8 +161,8 @@ struct carried : ::testing::Test {
     return std::async(std::launch::async,
                       [this, what = std::move(what)] { return carrier->carry(what); });
   }
-  /// The node of that stage whose transfer has moved something. A request that is over before that was seen, as
-  /// where a core stood still meanwhile, is carried again under another id.
+  /// Waits for a node of that stage whose transfer has moved bytes. A request that ends before that
+  /// was seen, because a core stalled, is carried again under another id.
   std::string moving(const std::string& stage, std::future<ending>* carried_again = nullptr) {
     std::string found;
     EXPECT_TRUE(comes_true([&] {
@@ -193,7 +194,7 @@ struct carried : ::testing::Test {
               generate_alone(*model, a_prompt(prompt_tokens, 1), 4, sampled, dtype, block_tokens)
                   .value());
   }
-  /// By its first nodes, and they hold nothing of it any more.
+  /// Expects a single attempt at the first nodes, which hold nothing of it any more.
   void expect_carried_at_once(const ending& done) {
     ASSERT_TRUE(done) << to_string(done.error());
     expect_identical(done);
@@ -421,7 +422,7 @@ TEST_F(carried, whose_decode_freezes_goes_on_elsewhere_and_the_frozen_one_serves
   EXPECT_EQ(next->where.decode.front().name, frozen);
 }
 
-/// What a node that stops in good order had begun, with and without a window for its source.
+/// A node stops in good order in the middle of a request, with and without a retry window.
 struct stopped : carried, ::testing::WithParamInterface<std::tuple<const char*, const char*>> {};
 INSTANTIATE_TEST_SUITE_P(side, stopped,
                          ::testing::Combine(::testing::Values("prefill", "decode"),
@@ -449,7 +450,7 @@ TEST_P(stopped, goes_on_elsewhere) {
 TEST_F(carried, under_an_id_of_before_is_not_told_the_former_outcome) {
   start({});
   expect_identical(carry(request("r")).get());
-  // A chunk of everything: until that is computed, the engine hears of no other call.
+  // A single chunk: until it is computed, the engine handles no other call.
   auto busy = prefill_of("busy");
   busy.chunk = prompt_tokens;
   auto computing =
@@ -466,11 +467,11 @@ TEST_F(carried, under_an_id_of_before_is_not_told_the_former_outcome) {
 
 TEST_F(carried, whose_call_of_a_prefill_is_lost_on_its_way_calls_it_once_more) {
   start({});
-  expect_identical(carry(request("first")).get());  // the connections are there
+  expect_identical(carry(request("first")).get());  // makes the connections
   auto what = request("r");
   what.prefill = [this](const actors::carried_attempt& now, const actors::node_info&) {
     auto text = to_json(prefill_of(now.source));
-    text.resize(actors::max_call_bytes * 3 / 4, ' ');  // more than its socket takes unread
+    text.resize(actors::max_call_bytes * 3 / 4, ' ');  // more than its socket buffers hold
     return actors::call_request{"prefill", std::move(text), 0};
   };
   const auto port = client->report("prefill-0").value().node.port;
@@ -502,7 +503,7 @@ TEST_F(carried, whose_call_of_a_prefill_that_runs_loses_its_connection_goes_on_a
   EXPECT_TRUE(outcome->prefill.front().empty());
 }
 
-/// The node that was out of the cluster meanwhile.
+/// The node that was out of the cluster for a while.
 struct outdated : carried, ::testing::WithParamInterface<const char*> {};
 INSTANTIATE_TEST_SUITE_P(since, outdated, ::testing::Values("decode-0", "prefill-0"),
                          [](const auto& p) { return std::string{p.param}.substr(0, 6); });

@@ -19,8 +19,7 @@
 
 #include "waiting.hpp"
 
-/// `troupe demo` as a user runs it: real processes, its output, its exit code, and nothing left
-/// behind.
+/// `troupe demo` as a user runs it: real processes, its output, its exit code, and no leftovers.
 namespace troupe::deploy {
 namespace {
 

@@ -4,7 +4,7 @@
 #include "reference_cluster.hpp"
 
 /// The reference engine's two roles in processes of their own, moving real caches: tokens, and
-/// every bit of every logit, are those of one process alone.
+/// every bit of every logit, equal those of a single process.
 namespace troupe::reference {
 namespace {
 
@@ -23,7 +23,7 @@ struct job {
   std::uint32_t max_tokens{8};
   bool reuse_prefix{false};
   std::uint64_t prompt_seed{1};
-  /// The id was used before: the decode side must not ask before the prefill side has offered the
+  /// The id was used before. The decode side must not ask before the prefill side has offered the
   /// new request, or it is told how the former one ended.
   bool again{false};
 };
@@ -53,7 +53,7 @@ class engines {
     return call;
   }
 
-  /// Starts all calls of a request; rank 0's answer of the decode side comes first in the list.
+  /// Starts all calls of a request. The answer of the decode side's rank 0 comes first in the list.
   std::vector<std::future<result<payload>>> start(const job& what) {
     std::vector<std::future<result<payload>>> answers;
     const auto start_decode = [&] {
@@ -67,7 +67,7 @@ class engines {
     if (what.order == first::decode) start_decode();
     if (what.order == first::prefill) start_prefill();
     if (what.again) nodes.wait_until_it_holds_blocks(nodes.prefill().front());
-    // Long enough that the order is what it is called; either order must work.
+    // Usually long enough to establish the order; the test must pass in either order.
     std::this_thread::sleep_for(std::chrono::milliseconds{30});
     if (what.order == first::decode) {
       start_prefill();
@@ -166,7 +166,7 @@ TEST_P(every_variant, continues_a_moved_cache_as_one_process_alone_would) {
         what.order = order;
         what.chunk = chunk;
         what.prompt_seed = static_cast<std::uint64_t>(number);
-        // One token, a whole number of blocks, and in between.
+        // One token, a whole number of blocks, and a number in between.
         what.tokens =
             std::vector<std::uint32_t>{19, 1, 16, 33}[static_cast<std::size_t>(number) % 4];
         const auto reply = e.run(what);
@@ -176,11 +176,11 @@ TEST_P(every_variant, continues_a_moved_cache_as_one_process_alone_would) {
   }
 }
 
-// -- many, prefixes, ends
+// -- many requests, prefixes, ends
 
 class many_requests : public ::testing::TestWithParam<cluster_shape> {};
-// A token has 192 bytes: 16 KiB are 21 blocks, and a request needs 5 at the one and 7 at the other
-// side.
+// A token has 192 bytes: 16 KiB are 21 blocks, and a request needs 5 at one side and 7 at the
+// other.
 INSTANTIATE_TEST_SUITE_P(
     shapes, many_requests,
     ::testing::Values(
@@ -229,11 +229,11 @@ TEST(a_prefix_at_the_decode_side, is_not_moved_again) {
   const auto longer = e.run(what);
   EXPECT_EQ(longer.prefix_tokens, 32u);
   EXPECT_EQ(longer.bytes * 32, whole.bytes * 13);
-  what.id = "c";  // all of it is there: nothing moves, and the text is still right
+  what.id = "c";  // all of it is cached: nothing moves, and the text is still right
   const auto nothing = e.run(what);
   EXPECT_EQ(nothing.prefix_tokens, 45u);
   EXPECT_EQ(nothing.bytes, 0u);
-  what.id = "d";  // nor when nobody can have told the first token yet
+  what.id = "d";  // nothing moves even before the prefill side can tell the first token
   what.order = first::decode;
   const auto early = e.run(what);
   EXPECT_EQ(early.prefix_tokens, 45u);
@@ -253,16 +253,16 @@ TEST(a_request, that_one_side_gives_up_ends_at_both_and_leaves_nothing_behind) {
   for (const std::string mode : {"write", "read"}) {
     engines e{{.name = "abort", .backend = "tcp", .mode = mode}};
     for (const std::string who : {"prefill-0", "decode-0"}) {
-      // Only one side is there; it is waiting for the other when it is given up.
+      // Only one side has the request, and waits for the other when it is given up.
       job what{.id = mode + who, .mode = mode};
       const bool prefill = who == "prefill-0";
       auto answer =
           e.nodes.call_later(who, prefill ? "prefill" : "decode",
                              prefill ? to_json(e.prefill_of(what)) : to_json(e.decode_of(what)));
       e.nodes.wait_until_it_holds_blocks(who);
-      // Or the next source of that name meets this receive, and ends with it.
+      // Otherwise the next source of that name would meet this receive, and end with it.
       if (!prefill) e.nodes.wait_until_it_is_asked("prefill-0");
-      // It has its blocks a moment before it is a request that can be given up.
+      // It takes its blocks a moment before it can be given up.
       EXPECT_TRUE(
           comes_true([&] { return bool{e.nodes.call(who, "abort", abort_to_json(what.id))}; }));
       const auto ended = answer.get();

@@ -3,8 +3,8 @@
 
 #include "cache_fixture.hpp"
 
-/// The property that everything else serves: whoever continues from a moved cache says what one
-/// process alone would have said. Here the plans are carried out by memcpy;
+/// The property that everything else serves: an engine that continues from a moved cache says what
+/// a single process would have said. Here the plans are carried out by memcpy;
 /// engine_transfer_test.cpp moves the bytes between processes.
 namespace troupe::reference {
 namespace {
@@ -157,7 +157,7 @@ TEST(a_state_sliced_over_ranks, is_gathered_whole) {
   auto cache = model_cache::create(std::move(parts)).value();
   std::vector<float> state(model.hidden);
   std::iota(state.begin(), state.end(), 1.0f);
-  cache.write_state(1, state);  // 0 is the input's
+  cache.write_state(1, state);  // slot 0 is the input's
   std::vector<float> back(model.hidden);
   cache.read_state(1, back);
   EXPECT_EQ(back, state);

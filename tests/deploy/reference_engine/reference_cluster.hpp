@@ -28,10 +28,10 @@
 #include "scratch_folder.hpp"
 #include "waiting.hpp"
 
-/// Real processes: one per node; the supervisor and the frontend in the test's own.
+/// Real processes: one per node; the supervisor and the frontend run in the test's process.
 namespace troupe::reference {
 
-/// What the variants of the tests differ in.
+/// The differences between the variants of the tests.
 struct cluster_shape {
   std::string name;
   std::string backend{"auto"};
@@ -94,14 +94,14 @@ class cluster {
         << " took no blocks";
   }
 
-  /// Waits until a receive of the decode side waits there for its request.
+  /// Waits until a receive of the decode side is parked at that node.
   void wait_until_it_is_asked(const std::string& name) {
     EXPECT_TRUE(comes_true([&] { return !client_->report(name).value().parked.empty(); }))
         << name << " was asked for nothing";
   }
 
-  /// All blocks of every node are free again, and none keeps what another one asked; waits a
-  /// little for quarantines to end and for words under way.
+  /// Expects that all blocks of every node are free and no request of another node is parked. Waits
+  /// a little for quarantines and messages in flight.
   void expect_nothing_is_held() {
     for (const auto& node : {prefill_, decode_})
       for (const auto& name : node) {

@@ -1,5 +1,5 @@
-/// One node in a process of its own, for the tests: what `troupe node` does with less around it,
-/// and with caches that no deployment file can describe.
+/// One node in a process of its own, for the tests: a reduced `troupe node`, with caches that no
+/// deployment file can describe.
 ///
 ///     reference_node node FILE --name NAME [--cache per_layer|hybrid]
 
@@ -40,7 +40,7 @@ int run_supervisor(const config::deployment& deployment, const sigset_t& signals
   return host.shutdown() ? 0 : 1;
 }
 
-/// The engine's own memory: prefill and decode arranged differently.
+/// The engine's own memory, which prefill and decode nodes arrange differently.
 std::optional<kvcache::cache_layout> own_cache(const std::string& kind, config::role role) {
   const bool prefill = role == config::role::prefill;
   if (kind == "per_layer")

@@ -44,7 +44,7 @@ TEST_P(every_model, of_another_seed_computes_something_else) {
 }
 
 TEST_P(every_model, looks_at_its_whole_prompt) {
-  // Whichever token changes, everything behind it changes: no part of the cache is idle.
+  // A change of any token changes everything after it: no part of the cache is unused.
   const auto prompt = a_prompt(21);
   const auto expected = alone(*model_, prompt);
   for (std::size_t i = 0; i < prompt.size(); ++i) {
@@ -102,8 +102,7 @@ TEST_P(every_model, announces_each_layer_of_each_chunk_once_in_order) {
 }
 
 TEST_P(every_model, never_touches_an_announced_layer_of_a_chunk_again) {
-  // What the callback is told may be on its way: the bytes must stay as they are to the end of the
-  // prompt.
+  // Announced bytes may already be in flight: they must not change until the end of the prompt.
   const auto p = pool::make(layout_of(GetParam(), {}));
   const auto where = place::scattered(10, 1);
   auto cache = cache_of(p, where);
@@ -133,7 +132,7 @@ TEST_P(every_model, notices_any_changed_byte_of_its_cache) {
   const auto where = place::scattered(20, 2);
   auto cache = cache_of(p, where);
   const auto first = prefill(*model_, a_prompt(9), 0, 0, sampled, cache).value();
-  // A copy of the pool each time: decoding advances a recurrence in place.
+  // Use a copy of the pool each time, since decoding advances a recurrence in place.
   const auto decoded_with = [&](std::uint32_t region, std::uint64_t at, std::byte change) {
     auto again = pool::make(p.memory->layout());
     for (std::size_t i = 0; i < p.bytes.size(); ++i)

@@ -1,9 +1,10 @@
-"""vLLM's own tests of its connectors that need no GPU, with Troupe's connector in the place of theirs.
+"""Runs vLLM's own tests of its connectors that need no GPU, with Troupe's connector in place of theirs.
 
     TROUPE_VLLM_TESTS=FOLDER python3 tests/engines/upstream [WORD...]
 
-FOLDER is `tests` of vLLM's sources, as in its source distribution, of the release that engines.lock pins. What runs, and
-why the rest does not, is in table.py; stand_in.py says what stands in for what. A WORD goes to pytest (-k abort, -x).
+FOLDER is `tests` of vLLM's sources, as in its source distribution, of the release that engines.lock pins. table.py
+says which tests run, and why the others do not; stand_in.py says what replaces what. A WORD goes to pytest (-k
+abort, -x).
 Exit status 77: there is no such folder, or the package index cannot be reached.
 """
 import ast
@@ -37,14 +38,14 @@ def pinned_release():
 
 
 def given_tests():
-    """The folder of tests that the user names."""
+    """The folder of tests that the user named."""
     given = os.environ.get("TROUPE_VLLM_TESTS")
     if not given:
         raise Skipped(f"TROUPE_VLLM_TESTS names no folder; give `tests` of the sources of vLLM {table.RELEASE}")
     if pinned_release() != table.RELEASE:
         raise Skipped(f"the tests of vLLM {table.RELEASE} were looked through, and {pinned_release()} is installed")
     tests = pathlib.Path(given).resolve()
-    if tests.name != "tests":  # they import each other by that name
+    if tests.name != "tests":  # the tests import each other by that name
         raise Skipped(f"{given} (TROUPE_VLLM_TESTS) is not called `tests`, as that of vLLM's sources is")
     for name, digest in (table.SHARED | table.RUN).items():
         file = tests / UNIT / name
@@ -60,7 +61,7 @@ def is_marked(node):
 
 
 def tests_of(file, prefix, every):
-    """Those of a file that are marked as tests without a GPU, or all of them, by the names that pytest has."""
+    """The tests of a file that are marked as needing no GPU, or all of them, by pytest's names."""
     tree = ast.parse(file.read_text())
     every = every or any(isinstance(node, ast.Assign) and "cpu_test" in ast.unparse(node)
                          for node in tree.body if "pytestmark" in ast.unparse(node))
@@ -77,7 +78,7 @@ def tests_of(file, prefix, every):
 
 
 def check_table(unit):
-    """Every test without a GPU stands in the table, and nothing stands there that is not."""
+    """Checks that the table lists every test without a GPU, and nothing else."""
     tests = []
     for file in sorted(unit.rglob("test_*.py")):
         name = str(file.relative_to(unit))
@@ -92,7 +93,7 @@ def check_table(unit):
 
 
 def run(tests, words):
-    """pytest's exit status. Its packages come last: those of the engines are beside it."""
+    """pytest's exit status. pytest's own packages come last, after those of the engines."""
     packages = next((environment.environment("pytest") / "lib").glob("python*/site-packages"))
     python = engines_python()
     begin = f"import sys; sys.path.append({str(packages)!r}); import pytest; sys.exit(pytest.main(sys.argv[1:]))"

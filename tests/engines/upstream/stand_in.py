@@ -2,11 +2,11 @@
 
 - A test configures NIXL's connector: the scheduler makes `StandIn`, which is Troupe's, without a worker.
 - A test replaces the scheduler's connector by a mock: `StandIn` stays, and only the methods that the test steers or
-  counts are mocked (`let_test_steer`). A request that the test has load then says that it was prefilled elsewhere.
+  counts are mocked (`let_test_steer`). A request that the test lets load then says that it was prefilled elsewhere.
 - A test derives a connector from vLLM's base class: it derives one from `StandIn`.
 
-Every test fails as well when a hook raises, when the connector hears of requests that it does not know, or when it
-refuses a load. The tests of remote prefill run a second time with requests that have NIXL's keys alone.
+A test also fails when a hook raises, when the connector hears of requests that it does not know, or when it refuses
+a load. The tests of remote prefill run a second time with requests that have only NIXL's keys.
 """
 import importlib
 import tempfile
@@ -22,13 +22,13 @@ import troupe.vllm.scheduler
 from troupe.vllm.params import KEY, HandOff, prompt_digest
 
 OURS = {"kv_connector": "StandIn", "kv_connector_module_path": __name__}
-NIXL, TROUPE = "nixl", "troupe"  # whose keys the requests have that are decoded here
+NIXL, TROUPE = "nixl", "troupe"  # whose keys the requests decoded here have
 
 MADE = []  # the connectors of a test's schedulers
 
 
 def prefilled_elsewhere(request):
-    """What a router hands on of a prompt that was computed by another engine."""
+    """What a router passes on for a prompt that another engine computed."""
     source = HandOff(transfer=f"prefill-{request.request_id}", nodes=("elsewhere-0",), tokens=request.num_prompt_tokens,
                      digest=prompt_digest(request.prompt_token_ids))
     return source.to_params(engine_id="my-engine-id")
@@ -45,7 +45,7 @@ class Lookup(Mock):
 
 
 class StandIn(troupe.vllm.TroupeConnector):
-    """Troupe's connector in the words of the tests."""
+    """Troupe's connector, as the tests address it."""
 
     def __init__(self, vllm_config, role, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
@@ -58,7 +58,7 @@ class StandIn(troupe.vllm.TroupeConnector):
         return metadata
 
     def let_test_steer(self):
-        """All but the lookup answer by themselves, whatever a test has them return."""
+        """Every method but the lookup answers by itself, whatever a test wants returned."""
         self.get_num_new_matched_tokens = Lookup()
         self.request_finished = self.request_finished_all_groups = Mock(side_effect=self.request_finished_all_groups)
         self.get_loaded_kv_cache_group_ids = Mock(side_effect=self.get_loaded_kv_cache_group_ids)
@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def keys_of(request, monkeypatch):
-    """Whose keys the requests have that are decoded here."""
+    """Whose keys the requests decoded here have."""
     keys = getattr(request, "param", TROUPE)
     monkeypatch.setattr(Keys, "now", keys)
     monkeypatch.setattr(troupe.vllm.logger, "exception", lambda said, *of: pytest.fail(said % of))
@@ -115,7 +115,7 @@ def keys_of(request, monkeypatch):
 
 
 class Keys:
-    """What `keys_of` says, for functions that are no fixtures."""
+    """The value of `keys_of`, for functions that are no fixtures."""
 
     now = TROUPE
 
@@ -124,7 +124,7 @@ class Keys:
 
 
 def adapt_helpers(utils, folder):
-    """Before the tests import them by name."""
+    """Runs before the tests import these by name."""
     theirs = {name: getattr(utils, name) for name in ("create_vllm_config", "create_request", "assert_scheduler_empty")}
 
     def create_vllm_config(**named):
@@ -161,7 +161,7 @@ def adapt_handshake(module):
 
 
 def adapt_hma(module):
-    """The offloading connector stands there for any that supports groups of layers."""
+    """The offloading connector represents any connector that supports groups of layers."""
     [values] = [mark.args[1] for mark in module.test_hma_auto_config.pytestmark if mark.name == "parametrize"]
     for config, _ in values:
         if config.kv_connector == "SimpleCPUOffloadConnector":

@@ -7,7 +7,7 @@ import fnmatch
 
 RELEASE = "0.32.0"
 
-# By the first digits of their SHA-256 in the release. What the tests share:
+# By the first digits of their SHA-256 in the release. Files that the tests share:
 SHARED = {
     "conftest.py": "1608eabf3bb97427",
     "utils.py": "7ec9051f3b04868c",
@@ -43,7 +43,7 @@ _NIXL_WORKER = "NIXL's worker with a fake of its library, and how NIXL's engines
 _PARTS_THEIRS = "the connector that it is about must not know the parts of a pipeline, which ours does"
 _HMA_THEIRS = "the connector that it is about must lack `SupportsHMA`, which ours has"
 
-# A test, some by * and ?, or one value of a parameter: why it does not run.
+# A test, with wildcards * and ?, or one value of a parameter, and why it does not run.
 EXCLUDED = {
     "test_config.py::test_kv_connector": _NO_CONNECTOR,
     "test_config.py::test_no_kv_connector_ignores_expandable_segments": _NO_CONNECTOR,
@@ -78,12 +78,12 @@ EXCLUDED = {
 
 
 def names_test(name, test):
-    """Whether a name in this table is that of a test, with or without the value of a parameter."""
+    """Whether a name in this table matches a test, with or without the value of a parameter."""
     return name == test or ("[" not in name and fnmatch.fnmatchcase(test.partition("[")[0], name))
 
 
 def why_not(test):
-    """The reason for which a test does not run; empty: it does."""
+    """The reason why a test does not run; empty if it does."""
     return next((why for name, why in EXCLUDED.items() if names_test(name, test)), "")
 
 

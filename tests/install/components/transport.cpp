@@ -1,6 +1,6 @@
 #include "troupe/transport/endpoint.hpp"
 
-// The data plane alone, as a machine without CAF has it.
+// The data plane alone, as on a machine without CAF.
 int main() {
   troupe::transport::endpoint_options options;
   options.self = troupe::incarnation{1};

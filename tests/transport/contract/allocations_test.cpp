@@ -4,13 +4,14 @@
 
 #include "pair.hpp"
 
-// What costs the allocator nothing: a prepared batch, once the like was posted before, and the end of a region.
+// What must not allocate: posting a prepared batch once a similar one was posted, and the end of a
+// region.
 
 namespace troupe::transport::contract {
 
 namespace {
 
-/// Counts what its thread allocates.
+/// Counts the allocations of its thread.
 class allocation_count {
  public:
   [[nodiscard]] std::size_t so_far() const { return troupe::testing::allocations.made - before_; }
@@ -19,7 +20,7 @@ class allocation_count {
   const std::size_t before_{troupe::testing::allocations.made};
 };
 
-/// Takes what it is told without keeping it: what a sink keeps is its own.
+/// Keeps nothing of what it is told: memory that a sink keeps would count as the sink's.
 class counting_sink final : public link_sink {
  public:
   void on_up() override { up = true; }
@@ -77,14 +78,15 @@ TEST_P(allocations_test, posting_64_prepared_segments_again_allocates_nothing) {
         return took;
       }();
       ASSERT_TRUE(posted);
-      // Two at once at first: who has told of an end may still hold what it used when the next is posted.
+      // Two in flight at first: while the end of one is reported, its resources may still be in use
+      // when the next is posted.
       if (i <= 200 && i % 2 == 1) continue;
       ASSERT_TRUE(p.until([&] { return sink->completed == start + i; }));
     }
     EXPECT_EQ(counted, 0U) << (dir == direction::write ? "writes" : "reads");
     const allocation_count count;
     const std::vector<std::byte> something(100);
-    EXPECT_EQ(count.so_far(), 1U);  // what is allocated is counted
+    EXPECT_EQ(count.so_far(), 1U);  // the counter itself works
   }
   EXPECT_FALSE(sink->failed);
   wire->close();

@@ -51,7 +51,8 @@ class process {
   void signal(int number) const {
     if (pid_ > 0) ::kill(pid_, number);
   }
-  /// Answers whether it has what lies at our address `at` mapped: a file, as the memory of doubles is.
+  /// Returns a function that tells whether the process has mapped the file that lies at our address
+  /// `at`. The memory of GPU doubles is such a file.
   [[nodiscard]] std::function<bool()> maps(const void* at) const {
     const auto there = "/proc/" + std::to_string(pid_) + "/maps";
     return [there, file = file_at(at)] {
@@ -66,7 +67,7 @@ class process {
     if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
     pid_ = -1;
   }
-  /// Returns once the process stands still.
+  /// Returns once the process is stopped.
   void stop() const {
     signal(SIGSTOP);
     int status = 0;
@@ -84,7 +85,7 @@ class process {
   }
 
  private:
-  /// Device and number of the file that we have mapped there, as the kernel prints them.
+  /// Device and inode of the file that this process has mapped there, as the kernel prints them.
   [[nodiscard]] static std::string file_at(const void* at) {
     std::ostringstream begin;
     begin << std::hex << reinterpret_cast<std::uintptr_t>(at) << '-';
@@ -103,11 +104,11 @@ class process {
   int out_{-1};
 };
 
-/// A dead peer's queue pairs answer nothing: it is heard of when all is sent again for the last time,
-/// 2 s later.
+/// Queue pairs of a dead peer answer nothing: its death shows 2 s later, when the last
+/// retransmission has gone unanswered.
 constexpr std::uint8_t time_of_a_death = 16;
 
-/// This process, joined with a peer process.
+/// This process, linked to a peer process.
 class joined {
  public:
   static constexpr std::uint64_t size = std::uint64_t{4} << 20;
@@ -161,7 +162,7 @@ class joined {
     if (wire->fence(transfer) == fence_state::quiescent) return;
     EXPECT_TRUE(comes_true([&] { return sink->is_quiescent(transfer); }));
   }
-  // What the memory holds; that of a GPU by way of a copy.
+  // Whether the memory holds the pattern everywhere; GPU memory is read through a copy.
   [[nodiscard]] bool untouched(std::byte pattern) const {
     if (!gpus) return all_are(memory, pattern);
     std::vector<std::byte> seen(size);
@@ -229,7 +230,7 @@ TEST_P(backend_faults,
        a_peer_killed_under_our_batches_completes_each_once_and_then_breaks_the_link) {
   for (const auto dir : {direction::write, direction::read}) {
     joined j{GetParam(), "serve", 1s, time_of_a_death};
-    j.peer.stop();  // so that the batches are in flight for certain
+    j.peer.stop();  // so that the batches are certainly in flight
     std::size_t posted = 0;
     for (std::uint64_t i = 1; i <= 8; ++i) posted += j.wire->post(j.to_peer(i, dir)).has_value();
     j.peer.signal(SIGKILL);
@@ -239,9 +240,9 @@ TEST_P(backend_faults,
     EXPECT_EQ(j.sink->completions_when_broken, posted);
     for (const auto& done : j.sink->completions) {
       EXPECT_TRUE(done.failure.has_value() || GetParam().kind != backend_kind::tcp);
-      // What we put into the peer's memory ourselves may all be there when the batch is ended.
+      // Bytes that we put into the peer's memory ourselves may all have landed when the batch ends.
       if (GetParam().kind == backend_kind::shm && done.bad_segments.empty()) continue;
-      // Its one segment was under way, and nobody knows how far it came.
+      // Its only segment was in flight, and how much of it landed is unknown.
       const std::vector<std::uint32_t> bad(done.failure ? 1 : 0, 0U);
       EXPECT_EQ(done.bad_segments, bad);
     }
@@ -249,7 +250,7 @@ TEST_P(backend_faults,
 }
 
 TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_memory) {
-  // It wakes long before it is not waited for any more.
+  // The peer wakes long before anyone gives up on it.
   joined j{GetParam(), "write", longer_than_any_wait};
   ASSERT_TRUE(comes_true([&] { return j.peer_wrote(); })) << "no traffic";
   j.peer.stop();
@@ -262,8 +263,8 @@ TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_m
     ASSERT_TRUE(comes_true([&] { return j.sink->is_quiescent(t1); }))
         << "what its GPU had under way ends without the peer";
   } else if (!at_once) {
-    // Mapped memory: only the peer itself, or its death, can promise. Until then the blocks stay
-    // pinned.
+    // Mapped memory: only an answer of the peer, or its death, makes the transfer quiescent. Until
+    // then the blocks stay pinned.
     std::this_thread::sleep_for(50ms);
     EXPECT_FALSE(j.sink->is_quiescent(t1));
     j.peer.signal(SIGCONT);
@@ -271,7 +272,7 @@ TEST_P(backend_faults, what_a_stopped_peer_had_under_way_never_lands_in_reused_m
   }
   j.overwrite(std::byte{0x5c});
   j.peer.signal(SIGCONT);
-  // The peer wakes, its writes go on and are refused.
+  // The peer wakes; its writes continue and are refused.
   EXPECT_EQ(j.peer.line(), "refused grant_revoked");
   std::this_thread::sleep_for(50ms);
   EXPECT_TRUE(j.untouched(std::byte{0x5c}));
@@ -289,7 +290,8 @@ TEST_P(backend_faults, a_stopped_peer_is_shut_out_without_its_help) {
   std::this_thread::sleep_for(200ms);
   EXPECT_TRUE(j.untouched(std::byte{0x5c})) << "its NIC goes on without it";
   j.peer.signal(SIGCONT);
-  // What it posts before it hears that it is fenced its NIC is refused, and the link with it.
+  // The NIC refuses the writes that the peer posts before it hears of the fence, which breaks the
+  // link.
   const auto said = j.peer.line();
   EXPECT_EQ(said.substr(0, 8), "refused ") << said;
   std::this_thread::sleep_for(50ms);

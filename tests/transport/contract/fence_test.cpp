@@ -1,6 +1,6 @@
 #include "pair.hpp"
 
-// Quiescent means quiescent: after the fence not one byte lands or is read, whatever the peer does.
+// Quiescent means that no byte lands or is read after the fence, whatever the peer does.
 namespace troupe::transport::contract {
 
 namespace {
@@ -37,7 +37,7 @@ TEST_P(any_lanes, nothing_lands_after_the_target_fenced_while_the_peer_keeps_wri
     }
     p.drive_for(std::chrono::milliseconds{round % 4});  // cut at different places
     fence_and_wait(p, p.b, transfer);
-    // The blocks are someone else's now.
+    // The blocks belong to someone else now.
     std::memset(p.b.memory.data(), 0x11, p.b.memory.size());
     for (int i = 0; i < 3; ++i) {
       posted += p.a.wire->post(p.make_batch(p.a, direction::write, grant, segments)).has_value();
@@ -92,7 +92,8 @@ TEST_P(any_lanes, an_initiators_fence_aborts_its_batches_once_and_frees_its_memo
       }
       p.drive_for(std::chrono::milliseconds{round});
       fence_and_wait(p, p.a, transfer);
-      // Local memory is reused at once: no read may land in it, no write may still take from it.
+      // Local memory is reused at once: no read may land in it, and no write may still take bytes
+      // from it.
       std::memset(p.a.memory.data(), 0x44, p.a.memory.size());
       ASSERT_TRUE(p.until([&] { return p.a.sink->completed() == before + posted; }));
       p.drive_for(10ms);
@@ -111,7 +112,7 @@ TEST_P(any_lanes, an_initiators_fence_aborts_its_batches_once_and_frees_its_memo
       fence_and_wait(p, p.b, transfer);
     }
   }
-  // The link goes on.
+  // The link still works.
   const auto done = p.run(p.a, p.make_batch(p.a, direction::write, p.grant(p.b, access::write, t1),
                                             blocks(4, 1000), "still here"));
   EXPECT_FALSE(done.failure);
@@ -119,7 +120,8 @@ TEST_P(any_lanes, an_initiators_fence_aborts_its_batches_once_and_frees_its_memo
   EXPECT_FALSE(p.b.sink->is_broken());
 }
 
-/// What the thread sanitizer watches: nobody reads the bytes that are written once the fence holds.
+/// For the thread sanitizer: once the fence holds, nobody reads the bytes that are then
+/// overwritten.
 TEST_P(any_lanes, local_memory_is_free_after_a_fence_though_another_thread_goes_on_posting) {
   pair p{GetParam()};
   for (std::uint64_t round = 0; round < 40; ++round) {
@@ -161,7 +163,7 @@ TEST_P(any_lanes, a_fence_of_reads_does_not_wait_for_those_of_another_transfer) 
   const auto grant = p.grant(p.b, access::read, t1);
   EXPECT_FALSE(p.run(p.a, p.make_batch(p.a, direction::read, grant, blocks(64, 1000))).failure);
   const auto other = p.grant(p.b, access::read, transfer_id{2});
-  // Each a request of its own over rdma: far more than all lanes take at once.
+  // Over rdma each piece is a request of its own: far more than all lanes accept at once.
   const std::vector<segment> scattered{{0, 0, 64, 64, 512, 8000}};
   const auto before = p.a.sink->completed();
   ASSERT_TRUE(p.a.wire->post(p.make_batch(p.a, direction::read, other, scattered)));

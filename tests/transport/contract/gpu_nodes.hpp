@@ -11,8 +11,8 @@
 
 namespace troupe::transport::contract {
 
-/// Two nodes joined by one backend, whose GPUs are their own and none, so that a test may break one
-/// side's.
+/// Two nodes joined by one backend. Each has its own GPU doubles, so a test can break the GPUs of
+/// one side.
 struct gpu_nodes : two_ends {
   gpu_nodes(backend_kind over, std::uint32_t lane_count, std::uint32_t workers)
       : two_ends{workers}, kind{over}, lanes{lane_count} {
@@ -28,7 +28,7 @@ struct gpu_nodes : two_ends {
     if (a.wire) a.wire->close();
     if (b.wire) b.wire->close();
   }
-  /// Another link between the two.
+  /// Opens another link between the two.
   void join() {
     open(a, b.self, link_role::initiator);
     open(b, a.self, link_role::acceptor);
@@ -40,7 +40,7 @@ struct gpu_nodes : two_ends {
     with.connect_timeout = longer_than_any_wait;
     e.wire = e.place->open(kind, with, e.sink).value();
   }
-  /// Until what `fence` promises is true of the transfer.
+  /// Waits until the transfer is fenced.
   [[nodiscard]] bool fenced(end& e, transfer_id transfer = t1) const {
     return e.wire->fence(transfer) == fence_state::quiescent ||
            until([&] { return e.sink->is_quiescent(transfer); });
@@ -53,7 +53,7 @@ struct gpu_nodes : two_ends {
     e.region = e.place->allocate(size, "host").value();
     return e.memory = e.place->bytes(e.region).value();
   }
-  /// Which ends have their region on a GPU: `a`, `b`.
+  /// Which ends have their region on a GPU.
   struct on_gpus {
     bool of_a;
     bool of_b;

@@ -92,7 +92,7 @@ TEST_P(backend_contract, a_link_whose_peer_never_comes_breaks_in_time) {
   (*other)->close();
 }
 
-/// Two ends of a new link between the nodes of a pair, with a long time to connect.
+/// Two ends of a new link between the nodes of a pair, with a long connect time-out.
 struct joining {
   joining(pair& p, backend_kind kind)
       : dialer{open(kind, p.a, p.b, link_role::initiator, dialer_sink)},
@@ -113,7 +113,7 @@ struct joining {
   std::shared_ptr<link> acceptor;
 };
 
-// Queue pairs that were never joined cannot say goodbye: the deadline ends such a link.
+// Queue pairs that were never joined cannot say goodbye, so only the deadline ends such a link.
 constexpr const char* speechless = "a queue pair that was not joined yet has nobody to tell";
 
 TEST_P(backend_contract, a_dialer_hears_at_once_that_the_other_end_was_closed_while_connecting) {
@@ -121,7 +121,7 @@ TEST_P(backend_contract, a_dialer_hears_at_once_that_the_other_end_was_closed_wh
   pair p{GetParam()};
   joining j{p, GetParam().kind};
   ASSERT_TRUE(j.dialer->connect(j.acceptor->offer()));
-  p.drive_for(600ms);  // it has dialled; the acceptor does not know its offer yet
+  p.drive_for(600ms);  // a has dialled; the acceptor does not know its offer yet
   j.acceptor->close();
   ASSERT_TRUE(p.until([&] { return j.dialer_sink->is_broken(); }));
   EXPECT_EQ(j.dialer_sink->broken->code, errc::link_broken) << j.dialer_sink->broken->message;
@@ -166,11 +166,11 @@ TEST_P(backend_contract, many_links_join_the_same_two_nodes) {
     }
     return true;
   }));
-  // A grant is good on its own link only.
+  // A grant is valid only on the link that issued it.
   const auto given = links[0].b->grant(p.b.region, {{0, 4096, 0, 1}}, access::write, t1);
   ASSERT_TRUE(given);
   const auto grant = std::make_shared<const remote_grant>(*given);
-  // At once where the initiator can know, else by the target.
+  // Refused at once if the initiator can know, else by the target.
   auto strange =
       links[1].a->post(p.make_batch(p.a, direction::write, grant, {{0, 0, 64, 0, 0, 1}}));
   if (strange) {

@@ -5,7 +5,7 @@
 
 #include "pair.hpp"
 
-// What a link must move, and the order in which it must say so.
+// What a link must move, and the order in which it must report it.
 namespace troupe::transport::contract {
 
 INSTANTIATE_TEST_SUITE_P(every, backend_contract, ::testing::ValuesIn(all_variants()), name_of);
@@ -97,7 +97,7 @@ TEST_P(any_lanes, strided_segments_move_every_repetition_and_nothing_between) {
   pair p{GetParam()};
   const std::vector<segment> segments{
       {0, 100, 256, 1024, 300, 3000},                     // many small ones
-      {4 * mib, 2 * mib, 100'000, 100'001, 131'072, 17},  // larger than what a frame takes evenly
+      {4 * mib, 2 * mib, 100'000, 100'001, 131'072, 17},  // does not divide evenly into frames
       {7 * mib, 6 * mib, 3 * mib, 3 * mib, 3 * mib + 5,
        2},  // one repetition is larger than a frame
   };
@@ -211,7 +211,7 @@ TEST_P(backend_contract, memory_that_is_registered_again_at_the_same_address_is_
     EXPECT_FALSE(p.b.place->deregister(*region)) << "it is in use";
     p.b.wire->fence(transfer);
     ASSERT_TRUE(p.until([&] { return p.b.place->deregister(*region).has_value(); }));
-    // Other pages at the same address.
+    // Maps other pages at the same address.
     ASSERT_EQ(
         ::mmap(at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
         at);
@@ -225,7 +225,8 @@ TEST_P(any_lanes, a_frame_is_delivered_after_every_byte_of_its_batch) {
   std::atomic<int> wrong{0};
   p.b.sink->when_frame = [&](const std::string& frame) {
     const auto expected = static_cast<std::byte>(std::stoi(frame));
-    // The frame names the pattern; all of it must be there now, first byte to last.
+    // The frame names the pattern, and all bytes of the pattern must have landed, from the first to
+    // the last.
     const auto landed = p.b.memory.first(size);
     for (std::size_t i = 0; i < landed.size(); i += 509) wrong += landed[i] != expected;
     wrong += landed.back() != expected;
@@ -290,7 +291,7 @@ TEST_P(backend_contract, frames_that_nobody_waits_for_keep_their_place_among_the
   EXPECT_EQ(p.b.sink->frames, sent);
 }
 
-// Whether the progress thread polls just then, is about to sleep, or sleeps.
+// Whatever the progress thread is doing: polling, about to sleep, or asleep.
 TEST_P(backend_contract, a_frame_that_nobody_waits_for_comes_without_another_behind_it) {
   pair p{GetParam()};
   const std::string word = "release";
@@ -338,7 +339,7 @@ TEST_P(any_lanes, many_batches_in_flight_both_ways_at_once_all_complete_correctl
 TEST_P(backend_contract, a_callback_may_post_and_send_on_its_own_link) {
   pair p{GetParam()};
   std::atomic<int> echoed{0};
-  // Each frame is answered until one has gone back and forth 100 times.
+  // Answers each frame until one has gone back and forth 100 times.
   p.b.sink->when_frame = [&](const std::string& frame) {
     EXPECT_TRUE(p.b.wire->send_frame(std::as_bytes(std::span{frame.data(), frame.size()})));
   };

@@ -29,7 +29,7 @@ namespace troupe::transport::contract {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 
-/// Remembers what a link reported, and fails the test when calls overlap or come twice.
+/// Records what a link reports. Fails the test when calls overlap or come twice.
 class recorder final : public link_sink {
  public:
   void on_up() override {
@@ -88,7 +88,7 @@ class recorder final : public link_sink {
     return {};
   }
 
-  /// Of what came so far; a batch that completes again is still noticed.
+  /// Forgets the reports so far. A batch that completes twice is still noticed.
   void forget() {
     const std::lock_guard lock{mutex_};
     completions.clear();
@@ -133,7 +133,7 @@ struct end {
   std::span<std::byte> memory;
 };
 
-/// The dialer last: it speaks first. The link comes up afterwards.
+/// Connects the dialer last, because it speaks first. Returns before the link is up.
 inline void join(const end& initiator, const end& acceptor) {
   const auto dialer = initiator.wire->offer();
   const auto other = acceptor.wire->offer();
@@ -163,7 +163,7 @@ class pair {
     if (b.wire) b.wire->close();
   }
 
-  /// Drives both ends until `done`. False: it never was.
+  /// Drives both ends until `done` returns true. Returns false if it never does.
   bool until(const std::function<bool()>& done) {
     for (const auto last = testing::end_of_wait(); !done(); drive()) {
       if (clock::now() > last) return false;
@@ -178,7 +178,7 @@ class pair {
   std::shared_ptr<const remote_grant> grant(end& owner, access rights, grant_scope scope,
                                             byte_set permitted = {{0, region_size, 0, 1}}) {
     auto given = owner.wire->grant(owner.region, std::move(permitted), rights, scope);
-    // The other tests of this process are to run, too.
+    // An exception fails only this test; the other tests of this process still run.
     if (!given) throw std::runtime_error("no grant: " + to_string(given.error()));
     return std::make_shared<const remote_grant>(std::move(*given));
   }
@@ -237,7 +237,7 @@ class pair {
     e.region = *region;
     e.memory = *e.place->bytes(*region);
   }
-  /// Memory that a GPU and this test reach: a double's, or pinned memory of the host.
+  /// Memory that both a GPU and this test can access: a double's, or pinned host memory.
   result<region_id> allocate_for_gpu(end& e, std::uint32_t gpu) const {
     if (!xgmi::on_real_gpus()) return e.place->allocate_on_gpu(gpu, region_size, "test");
     const auto site = xgmi::site_under_test();
@@ -250,7 +250,7 @@ class pair {
     if (with_.kind == backend_kind::xgmi) {
       return e.place->register_memory({made->host, region_size}, "test");
     }
-    // As memory that only the GPU reaches. Any descriptor is one of a dma-buf for who asks no NIC.
+    // Registers the memory as if only the GPU could access it. No NIC looks at the descriptor here.
     const int none = ::memfd_create("no dma-buf", MFD_CLOEXEC);
     auto region = e.place->register_memory({made->host, region_size}, "test", {.dmabuf = none});
     ::close(none);
@@ -288,7 +288,7 @@ inline void expect_moved(std::span<const std::byte> from, std::span<const std::b
   }
 }
 
-/// Of megabytes, in an emulated machine: not byte by byte.
+/// For megabytes in an emulated machine, where a comparison byte by byte is too slow.
 inline bool all_are(std::span<const std::byte> memory, std::byte value) {
   return memory.empty() || (memory.front() == value &&
                             std::memcmp(memory.data(), memory.data() + 1, memory.size() - 1) == 0);
@@ -299,7 +299,8 @@ inline bool is_in(std::span<const std::byte> memory, std::byte value) {
 
 class backend_contract : public ::testing::TestWithParam<variant> {};
 
-/// What lanes, and who drives them, might change: bytes, their order, fences.
+/// Behaviour that may depend on the number of lanes and on who drives them: bytes, their order,
+/// fences.
 class any_lanes : public backend_contract {};
 
 inline constexpr transfer_id t1{0x1111};

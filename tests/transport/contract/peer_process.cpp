@@ -2,11 +2,10 @@
 //
 //   transport_peer BACKEND LANES host|gpu what
 //
-// has its region in memory of the host or of a GPU,
-// dials (initiator) the offer that comes in on standard input. `serve` does nothing of its own
-// accord; `write` and `read` keep four batches of 64 x 64 KiB in flight against the grant that came
-// with the offer, and go on when they are refused. Prints "refused" once when the first batch
-// fails. Ends with its input.
+// Its region is in memory of the host or of a GPU. As the initiator it dials the offer that comes
+// on standard input. `serve` does nothing of its own accord; `write` and `read` keep four batches
+// of 64 x 64 KiB in flight against the grant that came with the offer, and go on when they are
+// refused. Prints "refused" once when the first batch fails. Ends with its input.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -69,7 +68,7 @@ int main(int argc, char** argv) {
   auto place = endpoint::create(std::move(options));
   if (!place) return fail_with(to_string(place.error()));
   constexpr std::uint64_t size = std::uint64_t{4} << 20;
-  // On another GPU than the test's, if there is one.
+  // On a different GPU from the test's, if there is one.
   const auto gpu = on_gpu ? static_cast<std::uint32_t>(gpus->bus_ids().size()) - 1 : 0;
   const auto region = on_gpu ? (*place)->allocate_on_gpu(gpu, size, "peer").value()
                              : (*place)->allocate(size, "peer").value();
@@ -93,7 +92,7 @@ int main(int argc, char** argv) {
   auto wire = (*place)->open(*kind, with, sink);
   if (!wire) return fail_with(to_string(wire.error()));
   std::cout << contract::line_of((*wire)->offer()) << std::flush;
-  // The acceptor is told first: queue pairs that are not joined yet would not hear the dialer.
+  // Tell the acceptor first: queue pairs that are not joined yet would not hear the dialer.
   std::getline(std::cin, line);
   if (auto ok = (*wire)->connect(their_offer); !ok) return fail_with(to_string(ok.error()));
   while (!sink->up && !sink->broken) std::this_thread::sleep_for(std::chrono::microseconds{100});

@@ -7,7 +7,7 @@
 
 #include "troupe/transport/backend.hpp"
 
-// What two processes of a test say to each other over a pipe: one line per thing, numbers in hex.
+// What two processes of a test say to each other over a pipe: one item per line, numbers in hex.
 namespace troupe::transport::contract {
 
 inline std::string to_hex(const std::vector<std::byte>& bytes) {
@@ -44,7 +44,7 @@ inline link_offer offer_of(const std::string& line) {
   return offer;
 }
 
-/// Of a grant to all of a region, for reading and writing.
+/// A grant to all of a region, for reading and writing.
 inline std::string line_of(const remote_grant& grant) {
   std::ostringstream out;
   out << grant.id << ' ' << grant.region.value << ' ' << grant.owner.value << ' '

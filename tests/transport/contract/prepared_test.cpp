@@ -1,6 +1,6 @@
 #include "pair.hpp"
 
-// Batches that are checked once and posted again and again.
+// Batches that are checked once and posted many times.
 namespace troupe::transport::contract {
 
 namespace {

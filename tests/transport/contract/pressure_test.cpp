@@ -6,14 +6,15 @@
 #include "pair.hpp"
 #include "process_memory.hpp"
 
-// More than any queue of a link holds: it waits, goes on, loses nothing, and nothing is left of it.
+// More work than any queue of a link holds: the excess waits and then continues, nothing is lost,
+// and nothing leaks.
 namespace troupe::transport::contract {
 
 namespace {
 
 using troupe::testing::allocated_bytes;
 
-/// `count` blocks that merge on neither side: apart by a few bytes here, in reverse order there.
+/// `count` blocks that merge on neither side: a few bytes apart here, in reverse order at the peer.
 std::vector<segment> scattered(std::uint32_t count, std::uint64_t length) {
   std::vector<segment> segments;
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -30,7 +31,7 @@ std::size_t open_descriptors() {
   return count;
 }
 
-/// Peers that a test can keep from looking.
+/// Peers that make progress only when the test polls.
 class polled_contract : public backend_contract {};
 
 std::vector<variant> polled_variants() {
@@ -41,7 +42,7 @@ std::vector<variant> polled_variants() {
 INSTANTIATE_TEST_SUITE_P(every, polled_contract, ::testing::ValuesIn(polled_variants()), name_of);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(polled_contract);
 
-/// As many transfers as it takes to see what each leaves behind.
+/// Enough transfers to show what each one leaks.
 class lasting : public backend_contract {};
 
 std::vector<variant> lasting_variants() {
@@ -83,7 +84,7 @@ TEST_P(any_lanes, what_exceeds_every_queue_both_ways_waits_and_all_of_it_arrives
   fill(p.b.memory, 2);
   const auto for_a = p.grant(p.b, access::write, t1);
   const auto for_b = p.grant(p.a, access::write, t2);
-  // Each writes its first half to the other's second one.
+  // Each side writes its first half to the other side's second half.
   auto from_first_half = segments;
   for (auto& one : from_first_half) one.remote_offset += pair::region_size / 2;
   for (int i = 0; i < batches; ++i) {
@@ -91,7 +92,7 @@ TEST_P(any_lanes, what_exceeds_every_queue_both_ways_waits_and_all_of_it_arrives
     ASSERT_TRUE(p.a.wire->post(p.make_batch(p.a, direction::write, for_a, from_first_half, name)));
     ASSERT_TRUE(p.b.wire->post(p.make_batch(p.b, direction::write, for_b, from_first_half, name)));
   }
-  for (std::size_t i = 1; i <= batches; ++i) {  // each in its time: it is much for an emulated wire
+  for (std::size_t i = 1; i <= batches; ++i) {  // one after another: an emulated wire is slow
     ASSERT_TRUE(p.until([&] {
       return p.a.sink->completed() >= i && p.b.sink->completed() >= i && p.a.sink->framed() >= i &&
              p.b.sink->framed() >= i;
@@ -136,7 +137,7 @@ TEST_P(lasting, ten_thousand_transfers_leave_nothing_behind_and_every_byte_in_it
   pair p{GetParam()};
   constexpr std::uint64_t at_once = 20;
   constexpr std::uint64_t room = 8192;
-  // A thread that is woken costs the emulated machine milliseconds.
+  // Waking a thread takes milliseconds in the emulated machine.
   const bool slow = troupe::testing::sanitized || (have_verbs() && GetParam().workers != 0);
   const std::uint64_t rounds = (slow ? 1000 : 10'000) / at_once;
   const auto warm_up = rounds / 5;
@@ -144,7 +145,7 @@ TEST_P(lasting, ten_thousand_transfers_leave_nothing_behind_and_every_byte_in_it
   std::size_t descriptors_at_first = 0;
   for (std::uint64_t round = 0; round < rounds; ++round) {
     for (auto* side : {&p.a, &p.b}) {
-      // What the recorders remember is not the link's.
+      // Memory of the recorders is not the link's.
       side->sink->forget();
     }
     std::vector<std::pair<transfer_id, segment>> transfers;
@@ -187,8 +188,8 @@ TEST_P(lasting, ten_thousand_transfers_leave_nothing_behind_and_every_byte_in_it
   EXPECT_EQ(p.a.wire->stats().in_flight, 0U);
   EXPECT_EQ(open_descriptors(), descriptors_at_first);
   if (!troupe::testing::sanitized) {
-    // The last ended transfers are remembered, 16,384 of them. And copies may be under way on all lanes at
-    // once for the first time: then pinned memory is added, 9 MiB for each end of a lane at most, and stays.
+    // The link remembers the last 16,384 ended transfers. The first time that copies run on all
+    // lanes at once, it also pins memory that it keeps: at most 9 MiB for each end of a lane.
     const auto pinned =
         GetParam().gpus == gpu_ends::none ? 0 : std::uint64_t{GetParam().lanes} * 2 * (9 << 20);
     EXPECT_LT(allocated_bytes(), memory_at_first + (std::uint64_t{3} << 20) + pinned);

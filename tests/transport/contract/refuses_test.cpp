@@ -1,6 +1,6 @@
 #include "pair.hpp"
 
-// What a link must refuse: at once where it can know, at the target where only that knows.
+// What a link must refuse: at once where the initiator can know, else at the target.
 namespace troupe::transport::contract {
 
 namespace {
@@ -9,10 +9,10 @@ errc code_of(const result<void>& r) {
   return r ? errc{} : r.error().code;
 }
 
-// Where the peer maps our memory its own kernel does the moving: the target revokes, but a peer
-// that forges what it was granted has the mapping anyway. Over sockets the target checks every
-// operation. Over rdma the peer's link hears from the target's what was granted, and a peer that goes
-// around its own link meets the NIC (tests/transport/rdma).
+// Where the peer maps our memory, its own kernel moves the bytes: the target revokes, but a peer
+// that forges a grant has the mapping anyway. Over sockets the target checks every operation. Over
+// rdma the peer's link learns from the target's link what was granted; a peer that bypasses its own
+// link is stopped by the NIC (tests/transport/rdma).
 constexpr const char* mapped_memory = "the initiator moves without asking the target";
 bool target_checks(const variant& with) {
   return !moves_by_itself(with, 'b');
@@ -25,7 +25,7 @@ TEST_P(backend_contract, a_segment_outside_either_region_is_refused_by_piece_and
   const auto grant = p.grant(p.b, access::read_write, t1);
   constexpr auto size = pair::region_size;
   const std::vector<segment> bad{
-      {size, 0, 1, 0, 0, 1},                    // local, behind the end
+      {size, 0, 1, 0, 0, 1},                    // local, beyond the end
       {size - 10, 0, 11, 0, 0, 1},              // local, across the end
       {0, size - 10, 11, 0, 0, 1},              // remote, across the end
       {UINT64_MAX - 3, 0, 8, 0, 0, 1},          // wraps
@@ -111,11 +111,11 @@ TEST_P(backend_contract, a_grant_that_the_initiator_widened_is_refused_by_the_ta
   ASSERT_TRUE(done.failure);
   EXPECT_EQ(done.failure->code, errc::out_of_range);
   EXPECT_EQ(done.bytes, 0U);
-  // Over shm the target refuses what lies in one chunk, over tcp what is in one frame, all of it.
+  // Over shm the target refuses all that lies in one chunk, over tcp all that is in one frame.
   const bool both = GetParam().kind != backend_kind::rdma;
   EXPECT_EQ(done.bad_segments, both ? std::vector<std::uint32_t>({0, 1}) : std::vector{1U});
   for (std::size_t i = 8192; i < p.b.memory.size(); ++i) ASSERT_EQ(p.b.memory[i], std::byte{0x77});
-  // The link is none the worse for it.
+  // The link still works.
   EXPECT_FALSE(
       p.run(p.a, p.make_batch(p.a, direction::write, real, {{0, 4096, 4096, 0, 0, 1}})).failure);
   EXPECT_EQ(p.b.sink->framed(), 0U);
@@ -152,7 +152,8 @@ TEST_P(backend_contract, a_grant_id_that_was_never_given_is_refused_by_the_targe
   }
 }
 
-// So many segments ask more of one lane than may be asked at once: each refusal makes room for the next.
+// So many segments need more requests than one lane may have open: each refusal makes room for the
+// next.
 TEST_P(backend_contract, a_refused_read_of_very_many_segments_ends_and_the_next_one_lands) {
   pair p{GetParam()};
   fill(p.b.memory, 11);

@@ -4,12 +4,12 @@
 
 #include "pair.hpp"
 
-// Few bytes and the notice of them: a backend may send both in one message, and promises the same.
+// A few bytes and their notice: a backend may send both in one message, with the same guarantees.
 namespace troupe::transport::contract {
 
 namespace {
 
-/// Peers that a test can keep from looking.
+/// Peers that make progress only when the test polls.
 class polled_small : public backend_contract {};
 
 std::vector<variant> polled_variants() {
@@ -20,7 +20,7 @@ std::vector<variant> polled_variants() {
 INSTANTIATE_TEST_SUITE_P(every, polled_small, ::testing::ValuesIn(polled_variants()), name_of);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(polled_small);
 
-/// What of `to` the segments do not name is as it was.
+/// Expects the bytes of `to` that no segment covers to be unchanged.
 void expect_rest_untouched(std::span<const std::byte> to, std::span<const segment> segments,
                            std::byte value, std::uint64_t until) {
   std::vector<bool> named(until);
@@ -36,8 +36,8 @@ void expect_rest_untouched(std::span<const std::byte> to, std::span<const segmen
   }
 }
 
-/// How many of the writes that completed after the first `before` landed. The others must have failed
-/// with `code`.
+/// How many of the writes that completed after the first `before` have landed. Expects the others
+/// to have failed with `code`.
 std::size_t landed_since(const recorder& of, std::size_t before, errc code) {
   std::size_t landed = 0;
   for (std::size_t i = before; i < of.completed(); ++i) {
@@ -150,7 +150,7 @@ TEST_P(any_lanes, nothing_small_lands_after_the_target_fenced_while_the_peer_kee
     const bool at_once = p.b.wire->fence(transfer) == fence_state::quiescent;
     post(20);
     ASSERT_TRUE(at_once || p.until([&] { return p.b.sink->is_quiescent(transfer); }));
-    // The blocks are someone else's now.
+    // The blocks belong to someone else now.
     std::memset(p.b.memory.data(), 0x11, 65'536);
     post(20);
     ASSERT_TRUE(p.until([&] { return p.a.sink->completed() == before + posted; }));
@@ -283,7 +283,7 @@ TEST_P(polled_small, a_fence_does_not_wait_for_ever_for_a_target_that_does_not_l
   EXPECT_TRUE(at_once || p.a.sink->is_quiescent(t1));
   EXPECT_EQ(p.a.sink->completed(), count + 1);
   EXPECT_FALSE(p.a.sink->is_broken()) << to_string(*p.a.sink->broken);
-  // It looks again: what was given up disturbs nothing.
+  // The peer polls again: the abandoned batch disturbs nothing.
   ASSERT_TRUE(p.until([&] { return p.a.wire->send_frame(std::vector<std::byte>(8)).has_value(); }));
   const auto other = p.grant(p.b, access::write, t2);
   EXPECT_FALSE(

@@ -151,7 +151,7 @@ TEST_P(backend_contract, a_standing_grant_is_revoked_alone) {
   expect_moved(p.a.memory, p.b.memory, blocks(2), direction::write);
 }
 
-// Where the target checks by itself, which grant stands is its own knowledge.
+// Where the target itself checks, only the target knows which grants stand.
 TEST_P(backend_contract, a_peer_cannot_make_a_grant_stand) {
   if (GetParam().kind != backend_kind::tcp) GTEST_SKIP() << "the initiator checks";
   pair p{GetParam()};

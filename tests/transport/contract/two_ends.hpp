@@ -10,8 +10,8 @@
 
 namespace troupe::transport::contract {
 
-/// Two nodes of this process with GPUs that are none, for tests of one backend's own. The leaf makes and
-/// joins them.
+/// Two nodes of this process with GPU doubles, for tests specific to one backend. The derived class
+/// creates and joins them.
 struct two_ends {
   explicit two_ends(std::uint32_t workers) : threads{workers} {}
 
@@ -24,16 +24,16 @@ struct two_ends {
     options.xgmi = std::move(gpus);
     e.place = endpoint::create(std::move(options)).value();
   }
-  /// Once both links are open; returns when they are up.
+  /// Call once both links are open. Returns when they are up.
   void connect() {
     contract::join(a, b);
     EXPECT_TRUE(until([&] { return a.sink->ups == 1 && b.sink->ups == 1; }));
   }
-  /// Drives both ends until `done`. False: it never was.
+  /// Drives both ends until `done` returns true. Returns false if it never does.
   bool until(const std::function<bool()>& done) const {
     return comes_within(testing::wait_limit, done);
   }
-  /// For what must not come so soon.
+  /// Like `until`, with a limit: for checking that something does not happen within it.
   bool comes_within(std::chrono::milliseconds limit, const std::function<bool()>& done) const {
     for (const auto last = clock::now() + limit; !done(); drive()) {
       if (clock::now() > last) return false;
@@ -43,7 +43,7 @@ struct two_ends {
   void drive_for(std::chrono::milliseconds time) const {
     for (const auto last = clock::now() + time; clock::now() < last;) drive();
   }
-  /// Of the transfer that the first piece's grant was given for.
+  /// A batch of the transfer that the first piece's grant belongs to.
   batch work(direction dir, std::vector<piece> pieces) {
     batch made;
     made.id = batch_id{++last_batch};

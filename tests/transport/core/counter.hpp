@@ -1,6 +1,6 @@
 #pragma once
 
-/// Something that a progress engine drives, which counts what happens to it.
+/// A pollable that counts the calls of its progress engine.
 
 #include <atomic>
 #include <chrono>

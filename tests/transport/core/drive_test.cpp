@@ -5,7 +5,7 @@
 
 #include "counter.hpp"
 
-/// A caller that drives a progress engine in place of its thread.
+/// A caller that drives a progress engine instead of its thread.
 namespace troupe::transport {
 
 namespace {
@@ -135,8 +135,8 @@ TEST_F(driven, sleeps_while_there_is_nothing_to_do) {
   EXPECT_TRUE(comes_true([this] { return who->wakes <= who->sleeps; }));
 }
 
-// The doorbells of pollers are armed before a sleep and disarmed after it: with two threads that
-// come and go, none may disarm what the other sleeps by. Each ring must be answered.
+// Pollers' doorbells are armed before a sleep and disarmed after it. With two threads that come and
+// go, neither may disarm a doorbell that the other sleeps on. Each ring must be answered.
 TEST_F(driven, misses_no_doorbell_while_callers_come_and_go) {
   std::atomic<bool> stop{false};
   std::thread comes_and_goes{[&] {
@@ -148,7 +148,7 @@ TEST_F(driven, misses_no_doorbell_while_callers_come_and_go) {
       ++pause;
     }
   }};
-  // Looks more often than other tests do: one ring is to follow soon upon another.
+  // Checks more often than other tests do, so that rings follow each other quickly.
   const auto heard = [&](int rings) {
     return [&, rings] {
       if (who->ready < rings) std::this_thread::sleep_for(100us);

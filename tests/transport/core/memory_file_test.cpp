@@ -92,7 +92,7 @@ TEST(memory_file_test, a_table_that_is_full_refuses_before_memory_is_asked_for) 
   options.max_regions = 2;
   const auto place = endpoint::create(std::move(options)).value();
   ASSERT_TRUE(place->allocate(4096, "first"));
-  // No machine has so much, which would be said if memory were asked for.
+  // More than any machine has, so really allocating it would fail with an error.
   constexpr auto too_much = std::uint64_t{1} << 55U;
   const std::array<std::uint64_t, 2> two{4096, too_much};
   EXPECT_EQ(place->allocate(two, "kv", {}).error().code, errc::overloaded);

@@ -86,13 +86,14 @@ TEST(progress_engine_test, after_work_it_polls_for_a_while_then_sleeps_again) {
   const auto who = std::make_shared<counter>();
   engine->add_poller(who);
   const auto watch = engine->watch(who->fd, EPOLLIN, who, 0).value();
-  // A thread that is kept from its core for the whole while sleeps without a poll: ring again.
+  // If the thread got no core during the whole polling time, it sleeps without having polled: ring
+  // again.
   ASSERT_TRUE(comes_true([&] {
     std::this_thread::sleep_for(20ms);
     const auto polls = who->polls.load();
     who->ring();
     std::this_thread::sleep_for(20ms);
-    return who->polls > polls + 5;  // without polling it would be one or two
+    return who->polls > polls + 5;  // one or two without polling
   }));
   ASSERT_TRUE(comes_true([&] {
     const auto sleeps = who->sleeps.load();
@@ -122,7 +123,7 @@ TEST(progress_engine_test, without_a_thread_nothing_happens_but_by_poll) {
   engine->unwatch(watch);
 }
 
-/// Throws instead of doing its work, as where there is no memory for it.
+/// Throws instead of doing its work, as if out of memory.
 struct thrower final : pollable {
   explicit thrower(int rung) : fd{rung} {}
   bool on_ready(std::uint64_t, std::uint32_t) override { throw std::bad_alloc{}; }
@@ -166,7 +167,7 @@ TEST(progress_engine_test, a_driver_that_ends_by_an_exception_leaves) {
   engine->stop();
 }
 
-/// Does its work when the engine is about to sleep, as a link does that finds bytes then.
+/// Has work when the engine is about to sleep, like a link that finds bytes then.
 struct last_minute final : pollable {
   bool on_ready(std::uint64_t, std::uint32_t) override { return false; }
   bool before_sleep() override { return !armed || done.exchange(true); }
@@ -184,9 +185,9 @@ TEST(progress_engine_test, what_is_done_right_before_a_sleep_is_followed_up_as_a
                                                    }})
                           .value();
   engine->add_poller(who);
-  std::this_thread::sleep_for(20ms);  // until it sleeps: no other event is on its way
+  std::this_thread::sleep_for(20ms);  // until the engine sleeps: no other event is pending
   who->armed = true;
-  engine->wake();  // it polls for a while, and is about to sleep again
+  engine->wake();  // the engine polls for a while, then prepares to sleep again
   EXPECT_TRUE(comes_true([&] { return followed_up.load(); }))
       << "what a link's last look brought up is left lying while the thread sleeps";
   engine->remove_poller(who.get());
@@ -212,7 +213,7 @@ TEST(progress_engine_test, the_thread_keeps_out_of_the_way_of_a_caller_that_poll
   }
   EXPECT_TRUE(by_caller);
   const auto before = who->ready.load();
-  who->ring();  // nobody polls any more
+  who->ring();  // the engine has stopped polling
   EXPECT_TRUE(comes_true([&] { return who->ready > before; }));
   engine->unwatch(watch);
 }

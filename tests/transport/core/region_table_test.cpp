@@ -67,7 +67,7 @@ TEST(region_table_test, null_empty_and_too_much_memory_are_refused) {
   EXPECT_EQ(table.allocate(10, "two").error().code, errc::overloaded);
 }
 
-/// Two pages, and a descriptor that stands for a dma-buf: which it is only a device finds out.
+/// Two pages, and a descriptor in place of a dma-buf. Only a device could tell that it is none.
 struct exported_pages {
   alignas(4096) std::array<std::byte, 8192> bytes{};
   int fd{::memfd_create("exported", MFD_CLOEXEC)};

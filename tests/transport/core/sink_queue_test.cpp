@@ -12,7 +12,7 @@ namespace troupe::transport {
 
 namespace {
 
-/// Checks that no two calls overlap, and remembers them in order.
+/// Checks that no two calls overlap, and records them in order.
 struct one_at_a_time final : link_sink {
   struct inside {
     explicit inside(one_at_a_time& s) : of{s} { EXPECT_FALSE(of.busy.exchange(true)); }

@@ -11,7 +11,7 @@
 
 #include "starving.hpp"
 
-// Registrations that find no memory for themselves: nothing of them is there, least of all the address of what is gone.
+// Registrations that run out of memory leave nothing behind, above all no address of freed memory.
 
 namespace troupe::transport {
 namespace {
@@ -38,7 +38,7 @@ TEST(starved_region_table, several_that_are_allocated_together_are_there_togethe
   EXPECT_EQ((*made)->regions.size(), sizes.size());
 }
 
-/// The one that is given out next.
+/// The descriptor that the kernel would hand out next.
 int next_descriptor() {
   const owned_fd next{::dup(0)};
   return next.get();

@@ -7,9 +7,9 @@
 
 #include "troupe/transport/tcp/frame_decoder.hpp"
 
-// The frame decoder on arbitrary bytes, cut in arbitrary places. It must end, consume no more than
-// it was given, announce nothing beyond the protocol's bounds, and mean the same however the bytes
-// are cut.
+// Feeds the frame decoder arbitrary bytes in arbitrary pieces. It must terminate, consume no more
+// than it was given, announce nothing beyond the protocol's bounds, and decode the same however the
+// bytes are cut.
 namespace {
 
 using troupe::transport::tcp::frame_decoder;
@@ -31,7 +31,7 @@ struct meaning {
 meaning listen(std::span<const std::byte> stream, std::size_t step) {
   meaning out;
   frame_decoder decoder;
-  std::size_t begin = 0;  // of what is not consumed yet
+  std::size_t begin = 0;  // of the bytes not consumed yet
   std::size_t end = 0;
   while (end < stream.size()) {
     end = std::min(stream.size(), end + step);
@@ -42,7 +42,7 @@ meaning listen(std::span<const std::byte> stream, std::size_t step) {
       check(in.size() <= before);
       begin += before - in.size();
       if (event.what == frame_decoder::kind::need_more) {
-        // A buffer for one head is all that a receiver keeps.
+        // A receiver buffers no more than one head.
         check(before < tcp::max_head || decoder.session_left() > 0 || decoder.data_left() > 0);
         break;
       }

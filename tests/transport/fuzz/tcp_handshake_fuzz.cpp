@@ -7,14 +7,14 @@
 
 #include "troupe/transport/tcp/wire.hpp"
 
-// Everything else that a stranger or a peer hands us to decode: offers, greetings, answers,
+// The other inputs that a stranger or a peer makes us decode: offers, greetings, answers,
 // completions.
 namespace tcp = troupe::transport::tcp;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::span<const std::byte> bytes{reinterpret_cast<const std::byte*>(data), size};
   if (auto offer = tcp::decode_offer(bytes)) {
-    // What was accepted is what would be sent.
+    // An accepted offer must encode to the same bytes.
     const auto again = tcp::encode(*offer);
     if (again.size() != bytes.size() || !std::equal(again.begin(), again.end(), bytes.begin())) {
       std::abort();

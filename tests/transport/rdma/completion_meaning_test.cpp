@@ -5,7 +5,7 @@
 
 #include "troupe/transport/rdma/queue_pair.hpp"
 
-// What a bad completion says to the person who must find the cause.
+// The explanation of a bad completion, for the person who must find the cause.
 namespace troupe::transport::rdma {
 
 namespace {

@@ -2,7 +2,7 @@
 
 #include "troupe/transport/rdma/device.hpp"
 
-// Which device, port and address is taken, and what is said when none will do.
+// Which device, port and address is chosen, and the error when none is suitable.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -109,7 +109,7 @@ TEST(device_choice, of_several_that_cannot_be_used_what_they_lack_comes_before_w
   closed.trouble = "it cannot be opened (Permission denied); is /dev/infiniband there?";
   const auto said =
       chosen({}, {closed, device_of("down_0", false, 4), device_of("off_0", false, 4)});
-  // What `troupe status` shows of it ends at the first semicolon.
+  // `troupe status` shows the sentence up to the first semicolon.
   const auto what = said.substr(0, said.find(';'));
   for (const auto* part : {"odd_0: it cannot be opened", "down_0: port 1 is not active",
                            "off_0: port 1 is not active"}) {
@@ -128,7 +128,7 @@ TEST(device_choice, what_a_choice_passes_over_is_said_with_the_reason) {
   EXPECT_TRUE(passed_over({.device = "fast_0"}, three).empty()) << "nobody asks about it";
 }
 
-/// Three that are equally fast, at these distances.
+/// Three equally fast devices at these distances.
 std::vector<device_view> at_distances(std::optional<std::uint32_t> a,
                                       std::optional<std::uint32_t> b,
                                       std::optional<std::uint32_t> c) {
@@ -200,7 +200,7 @@ TEST(device_choice, roce_v2_goes_before_v1_and_ipv4_before_ipv6_before_link_loca
 }
 
 TEST(device_choice, many_devices_are_more_than_nothing_to_look_at) {
-  // Whatever this machine has: looking does not fail, and what is seen can be described.
+  // On any machine, looking does not fail, and every device found can be described.
   for (const auto& device : look_at_devices()) EXPECT_FALSE(describe(device).empty());
 }
 

@@ -6,12 +6,12 @@
 
 #include "troupe/transport/rdma/device.hpp"
 
-// What a port's driver counts, and what of it people are told.
+// What a port's driver counts, and which of these counters are reported.
 namespace troupe::transport::rdma {
 
 namespace {
 
-/// A folder like the kernel's.
+/// A folder like the kernel's sysfs.
 class sysfs {
  public:
   sysfs() {
@@ -67,7 +67,7 @@ TEST(device_counters, a_driver_that_counts_nothing_is_no_error) {
 
 TEST(device_counters, what_makes_a_port_send_again_is_added_up_and_what_it_refuses_is_not) {
   const sysfs here;
-  // Soft-RoCE. Each sequence error is followed by a retry, which is counted as that.
+  // Soft-RoCE. Each sequence error is followed by a retry, which is counted as a retry.
   here.counts("completer_retry_err", "7");
   here.counts("rcvd_rnr_err", "2");
   here.counts("rcvd_seq_err", "5");

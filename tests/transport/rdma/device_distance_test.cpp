@@ -34,7 +34,7 @@ class fake_sysfs {
     write("devices/system/node/node0/distance", "10 21");
     write("devices/system/node/node1/cpulist", "4-7,12-15");
     write("devices/system/node/node1/distance", "21 10");
-    // As Soft-RoCE over a virtual port: no device behind it.
+    // Like Soft-RoCE over a virtual port: no device behind it.
     std::filesystem::create_directories(root_ / "class/infiniband/rxe0");
   }
   ~fake_sysfs() { std::filesystem::remove_all(root_); }
@@ -116,7 +116,7 @@ TEST_F(device_distance, host_memory_is_as_far_as_the_nearest_node_that_the_proce
 }
 
 TEST_F(device_distance, memory_of_a_gpu_is_nearer_below_its_switch_than_its_root_than_its_socket) {
-  // Also as drivers print it.
+  // Also the way that drivers print it.
   for (const auto* address : {"0000:ab:00.0", "0000:AB:00.0", "00000000:AB:00.0"}) {
     EXPECT_EQ(memory_of_gpu(address, sys.root()).gpu->numa_node, 1) << address;
   }

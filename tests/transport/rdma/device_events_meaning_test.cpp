@@ -4,7 +4,7 @@
 
 #include "troupe/transport/rdma/device_events.hpp"
 
-// What is made of what devices say unasked.
+// How asynchronous events of devices are interpreted.
 namespace troupe::transport::rdma {
 
 TEST(device_events, what_ends_something_says_what_happened_and_has_its_name) {

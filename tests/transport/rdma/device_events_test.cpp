@@ -11,8 +11,8 @@
 #include "played_events.hpp"
 #include "two_nodes.hpp"
 
-// Queues and devices that fail, as their devices say it. Soft-RoCE says nothing of the kind: what is said
-// here is played (played_events.hpp), on real queues. In the machine of tests/verbs.
+// Queues and devices that fail, as their devices report it. Soft-RoCE reports no such failure, so
+// the tests play the events (played_events.hpp) on real queues. In the machine of tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr std::uint64_t size = std::uint64_t{256} << 10;
 constexpr const char* device_of_a = "rxe0a";
 
-/// Two nodes with two links. What is played is said by a's device.
+/// Two nodes with two links. Played events come from a's device.
 class rdma_device_events : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -53,7 +53,7 @@ class rdma_device_events : public ::testing::Test {
     return {
         .role = role, .peer = peer, .lanes = 2, .connect_timeout = contract::longer_than_any_wait};
   }
-  /// Bytes from a to b over that link, and they arrive.
+  /// Expects bytes from a to b over that link to arrive.
   void expect_works(const end& from, const end& to) {
     auto granted = to.wire->grant(b.region, {{0, size, 0, 1}}, access::write, t1);
     ASSERT_TRUE(granted) << to_string(granted.error());
@@ -82,7 +82,7 @@ class rdma_device_events : public ::testing::Test {
     events_.play(device_of_a, event);
     played_events::ring(device_of_a);
   }
-  /// The last that was made: the second lane's of the other link.
+  /// The queue pair that was made last: that of the other link's second lane.
   ibv_qp* lane_of_other() { return events_.queue_pairs(device_of_a).back(); }
   void expect_only_other_breaks_of(const std::string& event) {
     ASSERT_TRUE(nodes_.until([&] { return other_a_.sink->is_broken(); })) << event;
@@ -106,7 +106,8 @@ class rdma_device_events : public ::testing::Test {
     return static_cast<std::size_t>(std::ranges::count_if(
         said_, [&](const auto& one) { return one.find(part) != std::string::npos; }));
   }
-  /// Both links of a have broken of it, and nothing goes over its device any more.
+  /// Expects both links of a to have broken for this reason, and its device to carry nothing any
+  /// more.
   void expect_device_is_out_of_service(const std::string& why) {
     for (const auto* e : {&a, &other_a_}) {
       ASSERT_TRUE(nodes_.until([&] { return e->sink->is_broken(); }));
@@ -121,7 +122,7 @@ class rdma_device_events : public ::testing::Test {
     ASSERT_FALSE(opened);
     EXPECT_EQ(opened.error().code, errc::backend_unavailable);
     EXPECT_THAT(opened.error().message, HasSubstr(why));
-    // Another backend takes over, and says why.
+    // Another backend takes over, and reports the reason.
     auto elsewhere = b.place->identity();
     elsewhere.boot_id = "another host";
     const auto choice = a.place->choose(elsewhere, std::nullopt);
@@ -198,7 +199,8 @@ TEST_F(rdma_device_events, what_is_said_of_a_queue_pair_that_is_just_destroyed_i
   events_.acknowledge_late();
   say_of_pair(IBV_EVENT_QP_FATAL, lane_of_other());
   ASSERT_TRUE(nodes_.until([&] { return events_.waiting() == 0; })) << "nobody asks";
-  // Whoever destroys it has the link's lock, and waits: who acknowledges must not want that first.
+  // The destroying thread holds the link's lock and waits, so acknowledging must not need that lock
+  // first.
   other_a_.wire->close();
   EXPECT_TRUE(nodes_.until([&] { return events_.acknowledged() == 1; }));
   EXPECT_FALSE(other_a_.sink->is_broken()) << "it was closed before";
@@ -209,7 +211,7 @@ TEST_F(rdma_device_events, a_device_that_failed_is_out_of_service_and_says_so) {
   ibv_async_event event{};
   event.event_type = IBV_EVENT_DEVICE_FATAL;
   events_.play(device_of_a, event);
-  say(event);  // some drivers say everything twice
+  say(event);  // some drivers report everything twice
   expect_device_is_out_of_service("failed (IBV_EVENT_DEVICE_FATAL)");
   EXPECT_TRUE(nodes_.until([&] { return b.sink->is_broken() && other_b_.sink->is_broken(); }));
 }
@@ -218,7 +220,7 @@ TEST_F(rdma_device_events, a_device_that_the_kernel_took_away_is_out_of_service_
   events_.take_away(device_of_a);
   played_events::ring(device_of_a);
   expect_device_is_out_of_service("is gone");
-  // Its descriptor stays ready: whoever still looked at it would do nothing else any more.
+  // The device's descriptor stays ready: a thread that still polled it would do nothing else.
   const auto asked = events_.asked();
   std::this_thread::sleep_for(std::chrono::milliseconds{50});
   EXPECT_LE(events_.asked(), asked + 2);

@@ -20,7 +20,7 @@ class exported {
   static constexpr std::uint64_t size = std::uint64_t{1} << 20;
 
   exported() {
-    // Of the kernel's <drm/drm.h>, which libdrm-dev has and nobody else needs here.
+    // From the kernel's <drm/drm.h>, which would need libdrm-dev for this alone.
     struct create_dumb {
       std::uint32_t height, width, bpp, flags, handle, pitch;
       std::uint64_t size;

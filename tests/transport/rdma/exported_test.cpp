@@ -8,8 +8,8 @@
 #include "gpu_double.hpp"
 #include "two_nodes.hpp"
 
-// What a link does with memory that was exported as a dma-buf. In the machine of tests/verbs, whose
-// Soft-RoCE takes no dma-buf: there such memory goes by its address.
+// How a link treats memory that was exported as a dma-buf. In the machine of tests/verbs, whose
+// Soft-RoCE supports no dma-buf, so such memory is registered by its address.
 namespace troupe::transport {
 
 namespace {
@@ -24,8 +24,8 @@ std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, {});
 }
 
-/// Two nodes with a link between rxe0a and rxe0b, whose memory only devices reach, as far as they are
-/// told. (These bytes are in pages of their own, so that the test sees them.)
+/// Two nodes with a link between rxe0a and rxe0b. They are told that only devices can access their
+/// memory. (The bytes are in pages of their own, so that the test can read them.)
 class rdma_exported : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -33,7 +33,7 @@ class rdma_exported : public ::testing::TestWithParam<const char*> {
     make(b, 'b', second_);
     nodes_.join();
   }
-  /// From or to all of b's.
+  /// Moves all of b's region, in either direction.
   completion run(direction dir) {
     const auto rights = dir == direction::write ? access::write : access::read;
     auto given = b.wire->grant(b.region, {{0, size, 0, 1}}, rights, t1);
@@ -58,7 +58,7 @@ class rdma_exported : public ::testing::TestWithParam<const char*> {
     void* at;
   };
 
-  // Outlive the nodes.
+  // Outlives the nodes.
   rdma::exported exported_;
   pages first_, second_;
   rdma::two_nodes nodes_;
@@ -94,8 +94,9 @@ TEST_P(rdma_exported, memory_is_read) {
   EXPECT_TRUE(std::ranges::equal(a.memory, b.memory));
 }
 
-/// Not for a few bytes either, which a NIC may be given within the request. The test takes the pages from
-/// the processor once they are registered: whoever touches them then ends the process.
+/// Not even for a few bytes, which a NIC may otherwise be given inline in the request. The test
+/// takes the processor's access to the pages away once they are registered: touching them then ends
+/// the process.
 TEST_P(rdma_exported, memory_is_not_touched_by_the_processor) {
   ASSERT_FALSE(run(direction::write).failure);
   auto given = b.wire->grant(b.region, {{0, size, 0, 1}}, access::write, contract::t2);
@@ -165,7 +166,7 @@ TEST_P(rdma_exported, memory_is_what_a_gpu_was_asked_for_without_a_word_from_the
   nodes.join();
   auto& from = nodes.a;
   auto& to = nodes.b;
-  // One that the endpoint allocates, and a part of one that the engine has.
+  // One region that the endpoint allocates, and part of one that the engine has.
   auto* const engines = gpus.allocate(1, size + 8192).value();
   const auto descriptors_before =
       open_descriptors() + 1;  // of the memory that the endpoint asks for

@@ -21,8 +21,9 @@
 
 namespace troupe::transport::rdma {
 
-/// A peer that speaks the protocol as far as it likes, and posts what it likes: it has the queue pairs
-/// in its own hands, and asks no link of ours what it may do. It confirms no revocation, or lies.
+/// A peer that follows the protocol only as far as it likes and posts what it likes: it owns the
+/// queue pairs itself and uses no link of ours. It does not confirm revocations, or lies about
+/// them.
 class hostile_peer {
  public:
   static constexpr std::size_t lanes = 2;
@@ -75,13 +76,13 @@ class hostile_peer {
     ASSERT_TRUE(messages_->flush({}));
   }
 
-  /// One queue pair alone, to whomever.
+  /// Joins a single queue pair, to any far end.
   void join_lane(std::size_t lane, const queue_pair::far_end& far) {
     ASSERT_TRUE(pairs_[lane]->reset(options_));
     ASSERT_TRUE(pairs_[lane]->join(far, options_));
   }
 
-  /// Takes what has come. Call often.
+  /// Processes what has come. Call often.
   void look() {
     std::array<ibv_wc, 16> done{};
     const int count =
@@ -105,7 +106,7 @@ class hostile_peer {
       statuses.push_back(IBV_WC_FATAL_ERR);
   }
 
-  /// Posts one and waits for its outcome.
+  /// Posts one request and waits for its outcome.
   ibv_wc_status run(ibv_wr_opcode what, std::size_t lane, std::uint64_t address, std::uint32_t key,
                     std::uint32_t bytes) {
     const auto before = statuses.size();
@@ -116,7 +117,7 @@ class hostile_peer {
     return statuses.size() > before ? statuses.back() : IBV_WC_GENERAL_ERR;
   }
 
-  /// A message of any kind, now.
+  /// Sends a message of any kind at once.
   void say(message_kind kind, std::span<const std::byte> payload,
            const message_counts& counts = {}) {
     messages_->put(kind, payload);
@@ -128,9 +129,9 @@ class hostile_peer {
   std::vector<ibv_wc_status> statuses;       ///< of what was posted, in the order of completion
   std::uint64_t posted{0};
   std::size_t revocations{0};
-  bool confirms{false};                ///< revocations, at once: whatever it then does
-  std::uint32_t landed{0};             ///< small batches of ours that the victim has answered, ...
-  std::vector<troupe::error> refused;  ///< ... and those that it refused
+  bool confirms{false};                ///< revocations, at once, whatever it does afterwards
+  std::uint32_t landed{0};             ///< small batches that the victim has answered, ...
+  std::vector<troupe::error> refused;  ///< ... and the answers that were refusals
 
  private:
   void take(const ibv_wc& done) {

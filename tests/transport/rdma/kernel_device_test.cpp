@@ -9,7 +9,7 @@
 #include "troupe/transport/rdma/device.hpp"
 
 // Devices that the kernel has and the user-space library does not list, read from folders that look
-// like the kernel's. The library reads the real ones, where no device has these names.
+// like the kernel's. The library reads the real folders, in which no device has these names.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -21,15 +21,15 @@ using ::testing::Not;
 class fake_kernel {
  public:
   fake_kernel() {
-    // All is there but a user-space driver.
+    // Everything is there except a user-space driver.
     device("bnxt_re7", "bnxt_en");
     verbs("uverbs0", "bnxt_re7", "8");
     write("dev/infiniband/uverbs0", "");
-    // As in a container that was given the first one alone.
+    // As in a container that was given only the first device.
     device("mlx5_77", "mlx5_core");
     verbs("uverbs1", "mlx5_77", "1");
     device("ionic_7", "ionic");
-    // As Soft-RoCE over a virtual port: no device behind it.
+    // Like Soft-RoCE over a virtual port: no device behind it.
     std::filesystem::create_directories(sysfs() / "class/infiniband/rxe_7");
     verbs("uverbs3", "rxe_7", "2");
     write("dev/infiniband/uverbs3", "");
@@ -76,7 +76,7 @@ struct devices_of_the_kernel : ::testing::Test {
     ADD_FAILURE() << name << " is not seen";
     return {};
   }
-  /// What a choice among these says, or the device that it took.
+  /// The device that is chosen among these, or the error.
   [[nodiscard]] static std::string chosen(const std::string& wanted,
                                           const std::vector<device_view>& devices) {
     const auto places = choose_places({.device = wanted}, devices);

@@ -8,17 +8,17 @@
 
 #include "two_nodes.hpp"
 
-// As many lanes as a link may have, and devices whose completion queues are short. In the machine of
-// tests/verbs; how long theirs are, some devices only say here.
+// As many lanes as a link may have, and devices with short completion queues. In the machine of
+// tests/verbs; some of its devices only claim these lengths here.
 
 namespace {
 
-/// The length that rxe0b says of its completion queues; 0: its own.
+/// The length that rxe0b claims for its completion queues; 0: the real one.
 std::atomic<int> short_queues{0};
 
 }  // namespace
 
-// The linker puts the second of these in the place of libibverbs' (CMakeLists.txt).
+// The linker puts the __wrap function in place of the one of libibverbs (CMakeLists.txt).
 extern "C" {
 int __real_ibv_query_device(ibv_context* which,  // NOLINT(bugprone-reserved-identifier)
                             ibv_device_attr* about);
@@ -54,8 +54,8 @@ class rdma_many_lanes : public ::testing::Test {
   void TearDown() override { short_queues = 0; }
 };
 
-/// `count` writes from a to b, side by side in their memory, each with a notice; all are posted before
-/// the first is waited for.
+/// Writes from a to b `count` times, to adjacent places, each with a notice. Posts all writes
+/// before it waits for the first.
 void write(two_nodes& two, std::size_t count) {
   const auto bytes = size / count;
   const auto grant = std::make_shared<const remote_grant>(
@@ -88,7 +88,8 @@ TEST_F(rdma_many_lanes, a_link_has_as_many_over_one_device_as_a_link_may_have) {
   write(two, 16);
 }
 
-/// The peer's room for notices is not our own: who has less must tell sooner what it took.
+/// The peer's room for notices may differ from ours: a peer with less room must report sooner what
+/// it took.
 TEST_F(rdma_many_lanes,
        a_device_with_short_completion_queues_is_told_no_more_than_it_has_room_for) {
   short_queues = 200;

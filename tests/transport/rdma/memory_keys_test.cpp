@@ -15,7 +15,8 @@
 #include "hostile_peer.hpp"
 #include "open_device.hpp"
 
-// Registering memory with real devices, in pieces and not at all. In the machine of tests/verbs.
+// Registering memory with real devices: whole, in pieces, and not at all. In the machine of
+// tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -32,7 +33,7 @@ long pinned() {
   return -1;
 }
 
-/// Memory of which the second half can be taken away.
+/// Memory whose second half can be taken away.
 struct mapping {
   static constexpr std::uint64_t size = std::uint64_t{1} << 20;
   mapping() {
@@ -161,8 +162,8 @@ TEST_F(rdma_memory_keys, threads_that_ask_at_once_get_the_same_registration_or_n
   }
 }
 
-/// 64 GiB of addresses. Nobody here has the memory: what is asked of the device is played, and a page
-/// registered in its place.
+/// 64 GiB of addresses. No machine here has the memory: the call to the device is intercepted, and
+/// one page registered instead.
 TEST_F(rdma_memory_keys, sixty_four_gib_are_registered_in_pieces_without_a_gap) {
   constexpr auto gib = std::uint64_t{1} << 30;
   constexpr auto all = 64 * gib;
@@ -264,7 +265,7 @@ TEST_F(rdma_memory_keys, a_device_that_refuses_relaxed_ordering_does_without_and
 
 // -- memory that was exported as a dma-buf
 
-/// A queue pair of a device's own, joined with one of a peer that asks nobody.
+/// A queue pair of one device, joined with that of a peer that needs no permission.
 struct joined_pair {
   explicit joined_pair(const std::shared_ptr<device>& on)
       : here{completion_queue::create(on, 64).value()},
@@ -280,7 +281,7 @@ struct joined_pair {
   hostile_peer peer{"rxe0b", incarnation{0xbad}};
 };
 
-/// Lets a peer write to the first and the last byte of it, with the registration's own key.
+/// Expects a peer to write to the first and the last byte, with the registration's own key.
 void expect_a_peer_reaches(const std::shared_ptr<device>& on, const registered_region& made) {
   joined_pair to{on};
   const auto last = made.size() - 4096;
@@ -291,8 +292,8 @@ void expect_a_peer_reaches(const std::shared_ptr<device>& on, const registered_r
   }
 }
 
-/// Soft-RoCE of this kernel takes no dma-buf, as NICs without such a driver do not: then the address
-/// counts.
+/// Soft-RoCE of this kernel supports no dma-buf, like NICs without such a driver: then memory is
+/// registered by its address.
 TEST_F(rdma_memory_keys, exported_memory_that_a_device_does_not_take_as_such_goes_by_its_address) {
   const exported memory_of_device;
   std::vector<int> refused;
@@ -305,7 +306,8 @@ TEST_F(rdma_memory_keys, exported_memory_that_a_device_does_not_take_as_such_goe
     return made;
   };
   memory_keys keys{{a}, options};
-  // The descriptor is of a dma-buf, and the bytes are host memory: a registration tells which it took.
+  // The descriptor is a dma-buf, while the bytes are host memory, which shows which of the two was
+  // registered.
   const auto region =
       regions.add(memory.bytes, "pool", {.dmabuf = memory_of_device.fd, .kind = memory_kind::host});
   ASSERT_TRUE(region) << to_string(region.error());
@@ -318,7 +320,7 @@ TEST_F(rdma_memory_keys, exported_memory_that_a_device_does_not_take_as_such_goe
   EXPECT_EQ(memory.bytes.back(), std::byte{0xbb});
 }
 
-/// The kernel pins no pages of a graphics device by their address, so here both ways end.
+/// The kernel pins no pages of a graphics device by their address, so both ways fail here.
 TEST_F(rdma_memory_keys, where_both_ways_fail_the_error_says_why_each_did_and_nothing_is_left) {
   const exported memory_of_device;
   memory_keys keys{{a}, {.max_piece = piece}};
@@ -339,8 +341,8 @@ TEST_F(rdma_memory_keys, where_both_ways_fail_the_error_says_why_each_did_and_no
   EXPECT_EQ(pinned(), before);
 }
 
-/// No device here takes a dma-buf. What is played is the library only: its call registers the same
-/// bytes by their address, so that what is asked of it can be tested, and that bytes move.
+/// No device here supports dma-bufs. Only the library call is replaced: it registers the same bytes
+/// by their address, so the test can check the arguments and that bytes move.
 TEST_F(rdma_memory_keys, a_device_that_takes_dma_bufs_is_given_each_piece_at_its_offset) {
   constexpr std::uint64_t begin = 8192;
   const exported memory_of_device;
@@ -380,7 +382,7 @@ TEST_F(rdma_memory_keys, a_device_that_takes_dma_bufs_is_given_each_piece_at_its
   EXPECT_LT(::fcntl(own, F_GETFD), 0) << "left open";
 }
 
-/// Two queue pairs of one wire, each in its device's own hands.
+/// Two queue pairs of one wire, each driven by its own device.
 TEST_F(rdma_memory_keys, the_key_of_a_registration_for_windows_opens_nothing) {
   memory_keys keys{{a}, {}};
   const auto region = regions.add(memory.bytes, "pool").value();

@@ -21,8 +21,8 @@ int refuse(ibv_qp*, ibv_send_wr*, ibv_send_wr**) {
 
 }  // namespace
 
-// The receiver matches what it answers by number: one that comes behind a message that did not go
-// would be taken for that one.
+// The receiver matches answers by number: a message sent after one that failed would be taken for
+// the failed one.
 TEST(rdma_message_channel, sends_nothing_behind_a_message_that_was_refused) {
   const auto a = open_device("rxe0a");
   const auto b = open_device("rxe0b");
@@ -37,7 +37,7 @@ TEST(rdma_message_channel, sends_nothing_behind_a_message_that_was_refused) {
   start();
   EXPECT_TRUE(from->send(message_kind::small, message, {}));
   auto& post_send = a->context()->ops.post_send;
-  // Played: a NIC that refuses a single request cannot be had.
+  // Simulated: no NIC refuses a single request on demand.
   const auto real = std::exchange(post_send, refuse);
   EXPECT_FALSE(from->send(message_kind::small, message, {}));
   post_send = real;
@@ -52,7 +52,8 @@ TEST(rdma_message_channel, sends_nothing_behind_a_message_that_was_refused) {
   EXPECT_TRUE(from->send(message_kind::small, message, {}));
 }
 
-// A peer causes words of ours (`revoke`, `keys`) as often as it likes, and need not take one of them.
+// A peer makes us send messages (`revoke`, `keys`) as often as it likes, and need not take any of
+// them.
 TEST(rdma_message_channel,
      a_peer_that_takes_nothing_is_given_up_before_what_waits_fills_the_memory) {
   const auto a = open_device("rxe0a");

@@ -5,8 +5,8 @@
 
 #include "two_nodes.hpp"
 
-// A batch whose bytes have come while its target has no room for one more notice. In the machine of
-// tests/verbs.
+// A batch whose bytes have landed while its target has no room for one more notice. In the machine
+// of tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -26,7 +26,7 @@ void make(end& e, char side, std::uint32_t workers) {
   e.memory = e.place->bytes(e.region).value();
 }
 
-/// Of one transfer of b's, into a's memory, each with a notice.
+/// Batches of one transfer of b, into a's memory, each with a notice.
 class notices {
  public:
   notices(two_nodes& nodes, transfer_id transfer)
@@ -68,7 +68,8 @@ TEST(rdma_notices, a_fence_ends_a_batch_that_waits_until_the_peer_takes_one) {
   notices first{nodes, t1};
   first.post();
   ASSERT_TRUE(nodes.until([&] { return sink.completed() == 1 && nodes.a.sink->framed() == 1; }));
-  // From here on a takes nothing. Whoever waits too short a time here fences what is still on its way.
+  // From here on a takes nothing. If the wait here is too short, the test fences batches that are
+  // still in flight.
   std::size_t posted = 1;
   batch_id last;
   const auto ends_soon = [&] {

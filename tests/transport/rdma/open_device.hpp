@@ -7,7 +7,7 @@
 
 namespace troupe::transport::rdma {
 
-/// One of the machine of tests/verbs: "rxe0a".
+/// A device of the machine of tests/verbs, such as "rxe0a".
 inline std::shared_ptr<device> open_device(const std::string& name) {
   rdma_options options;
   options.device = name;

@@ -11,7 +11,7 @@
 
 using troupe::transport::rdma::played_events;
 
-// The linker puts the second of each two in the place of libibverbs' (CMakeLists.txt).
+// The linker puts each __wrap function in place of the one of libibverbs (CMakeLists.txt).
 // NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" {
 int __real_ibv_get_async_event(ibv_context* device, ibv_async_event* into);
@@ -67,7 +67,7 @@ std::string name_of(const ibv_context& device) {
   return ::ibv_get_device_name(device.device);
 }
 
-/// What it is about; null: no queue.
+/// The queue that the event is about; null: no queue.
 const void* subject_of(const ibv_async_event& what) {
   switch (what.event_type) {
     case IBV_EVENT_CQ_ERR: return what.element.cq;

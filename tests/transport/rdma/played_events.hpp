@@ -12,45 +12,45 @@
 
 namespace troupe::transport::rdma {
 
-/// Plays what Soft-RoCE never says: that a queue or a device has failed. It stands between this process
-/// and the calls of libibverbs about asynchronous events, and keeps to their rules: a queue that is
-/// destroyed waits until what was fetched about it is acknowledged, and takes with it what was not.
-/// What is played is fetched with the next real event of its device, or before: `ring`.
+/// Plays events that Soft-RoCE never raises: the failure of a queue or a device. It stands between
+/// this process and the calls of libibverbs about asynchronous events, and keeps to their rules:
+/// destroying a queue waits until the events fetched about it are acknowledged, and drops those not
+/// fetched yet. A played event is fetched with the next real event of its device; `ring` makes one.
 class played_events {
  public:
   static played_events& of_this_process();
 
-  /// From now on `device` says, once.
+  /// From now on `device` reports this event, once.
   void play(const std::string& device, ibv_async_event what);
   /// From now on `device` answers that the kernel took it away.
   void take_away(const std::string& device);
-  /// Makes `device` readable by a real event: its port has another address for a moment.
+  /// Makes `device` readable by a real event: gives its port another address for a moment.
   static void ring(const std::string& device);
 
-  /// Those that `device` has now, in the order in which they were made.
+  /// The queues that `device` has now, in order of creation.
   [[nodiscard]] std::vector<ibv_qp*> queue_pairs(const std::string& device) const;
   [[nodiscard]] std::vector<ibv_cq*> completion_queues(const std::string& device) const;
-  /// Of those that were played: fetched and acknowledged; neither.
+  /// How many played events were fetched and acknowledged; how many were neither.
   [[nodiscard]] std::size_t acknowledged() const;
   [[nodiscard]] std::size_t waiting() const;
-  /// How often somebody asked a device for its next event.
+  /// How often a device was asked for its next event.
   [[nodiscard]] std::size_t asked() const;
 
-  /// The next acknowledgement waits until its queue is being destroyed.
+  /// Makes the next acknowledgement wait until its queue is being destroyed.
   void acknowledge_late();
 
-  /// Nothing is played, and nothing was.
+  /// Drops all played events, and forgets the counts.
   void reset();
 
-  // -- for those that stand in the place of the library's
+  // -- for the functions that replace the library's
 
   enum class answer : std::uint8_t { played, gone, ask_the_device };
   [[nodiscard]] answer fetch(const ibv_context& device, ibv_async_event& into);
-  /// False: it was a real one.
+  /// Returns whether the event was a played one.
   [[nodiscard]] bool acknowledge(const ibv_async_event& what);
   void made(ibv_qp* pair);
   void made(ibv_cq* queue);
-  /// Returns when nothing of it is fetched and not acknowledged.
+  /// Returns once no event about the queue is fetched and unacknowledged.
   void goes(const void* queue);
 
  private:

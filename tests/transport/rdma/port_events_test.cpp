@@ -4,8 +4,8 @@
 
 #include "two_nodes.hpp"
 
-// What is made of a port that goes down: brief, for long, and seen from either end of the wire. In the
-// machine of tests/verbs.
+// What happens when a port goes down: briefly, for long, and seen from either end of the wire. In
+// the machine of tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -20,7 +20,7 @@ void wire(const std::string& words) {
   ASSERT_EQ(std::system((std::string{program} + " " + words).c_str()), 0) << words;
 }
 
-/// What an endpoint has said.
+/// The sentences that an endpoint has reported.
 struct notices {
   void add(const std::string& sentence) {
     const std::lock_guard lock{mutex};
@@ -39,12 +39,12 @@ struct notices_of_both {
   notices said_a, said_b;
 };
 
-/// Two nodes, and what they said, which outlives them.
+/// Two nodes and their notices, which outlive them.
 class joined : public notices_of_both, public two_nodes {
  public:
   static constexpr std::uint64_t size = std::uint64_t{4} << 20;
 
-  /// `timeout` as in `rdma_options`: with 6 retries 14 bridges half a second, 18 seven.
+  /// `timeout` as in `rdma_options`: with 6 retries, 14 bridges half a second, 18 seven seconds.
   explicit joined(std::uint8_t timeout, std::chrono::milliseconds probe_interval = 500ms) {
     make(a, said_a, 'a', timeout, probe_interval);
     make(b, said_b, 'b', timeout, probe_interval);
@@ -55,7 +55,7 @@ class joined : public notices_of_both, public two_nodes {
     wire("restore 0 a");
     wire("restore 0 b");
   }
-  /// Permits a to write everything of b's; returns when a can.
+  /// Grants a write access to all of b's region; returns once a can write.
   void grant() {
     auto given = b.wire->grant(b.region, {{0, size, 0, 1}}, access::write, t1);
     ASSERT_TRUE(given) << to_string(given.error());
@@ -66,7 +66,7 @@ class joined : public notices_of_both, public two_nodes {
     b.sink->forget();
     contract::fill(a.memory, 77);
   }
-  /// Everything from a to b, with a frame behind it.
+  /// Writes everything from a to b, with a frame behind it.
   void write() {
     batch work{.id = batch_id{++last_},
                .transfer = t1,
@@ -98,7 +98,8 @@ class joined : public notices_of_both, public two_nodes {
 }  // namespace
 
 TEST(rdma_port_events, a_transfer_survives_the_far_port_going_down_for_a_moment_and_it_is_told) {
-  // Soft-RoCE fails at once what is sent while its own port is down, where a NIC waits: b sends nothing.
+  // While its own port is down, Soft-RoCE fails a send at once, where a NIC waits. So b sends
+  // nothing.
   joined two{18, 10s};
   two.grant();
   wire("cut 0 b");
@@ -153,7 +154,7 @@ TEST(rdma_port_events, what_a_port_sends_again_since_a_link_was_opened_is_in_its
   EXPECT_GT(*retries(), 0U);
   const auto lanes = two.a.wire->stats().by_lane;
   EXPECT_EQ(lanes.at(0).port_retries, lanes.at(1).port_retries) << "it is the port's, not a lane's";
-  // What was before is none of a new link's.
+  // A new link does not inherit the old one's history.
   for (auto* e : {&two.a, &two.b}) {
     e->wire->close();
     e->sink = std::make_shared<contract::recorder>();

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-// What is remembered of a port that goes down and up again.
+// The record of a port that goes down and up again.
 namespace troupe::transport::rdma {
 
 namespace {

@@ -14,15 +14,15 @@
 #include "two_nodes.hpp"
 #include "verbs_calls.hpp"
 
-// What is configured, and what the ends agreed on, reaches the device for every queue pair of a link. In
-// the machine of tests/verbs.
+// The configured options, and those that the ends agreed on, reach the device for every queue pair
+// of a link. In the machine of tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
 
 using contract::end;
 using contract::t1;
-/// Device and number.
+/// Device and queue pair number.
 using pair_id = std::pair<std::string, std::uint32_t>;
 
 constexpr std::uint64_t size = std::uint64_t{1} << 20;
@@ -32,7 +32,7 @@ class rdma_queue_pair_options : public ::testing::Test {
   void SetUp() override { calls_.remember(); }
   void TearDown() override { calls_.reset(); }
 
-  /// What was said of it as it went to that state, once or more; every time it must be the same.
+  /// Expects that the pair changed to that state at least once, with the same attributes each time.
   static void expect_all(const std::vector<verbs_calls::change>& changes, const pair_id& pair,
                          ibv_qp_state state, int what,
                          const std::function<void(const ibv_qp_attr&)>& check) {
@@ -50,7 +50,7 @@ class rdma_queue_pair_options : public ::testing::Test {
     EXPECT_GE(times, 1) << pair.first << " queue pair " << pair.second << " never went to state "
                         << state;
   }
-  /// All queue pairs of that end: the messages' one, then the lanes'.
+  /// All queue pairs of that end: first the one for messages, then the lanes'.
   static std::vector<pair_id> pairs_of(const end& e, char side) {
     const auto body = offer_body::decode(e.wire->offer().payload).value();
     const auto device = std::string{"rxe0"} + side;
@@ -73,7 +73,7 @@ class rdma_queue_pair_options : public ::testing::Test {
   two_nodes nodes_;
 };
 
-/// Of one end of a wire, while this lives.
+/// Gives one end of a wire another MTU for as long as this object lives.
 class other_mtu {
  public:
   other_mtu(char side, int mtu) : port_{std::string{"wire0"} + side} {
@@ -94,7 +94,7 @@ class other_mtu {
   int before_{0};
 };
 
-/// Writes all of its memory to the other end's.
+/// Writes all memory of one end to the other's.
 void write_all(two_nodes& nodes, end& from, end& to) {
   auto given = to.wire->grant(to.region, {{0, size, 0, 1}}, access::write, t1);
   ASSERT_TRUE(given) << to_string(given.error());
@@ -124,7 +124,7 @@ TEST_F(rdma_queue_pair_options, what_is_configured_is_set_for_every_queue_pair_o
     rdma.hop_limit = static_cast<std::uint8_t>(2 + more);
     rdma.timeout = static_cast<std::uint8_t>(19 + 2 * more);
     rdma.retry_count = static_cast<std::uint8_t>(5 - more);
-    rdma.gid_index = 0;  // on its own it takes 1
+    rdma.gid_index = 0;  // by default it chooses 1
     wanted[side] = rdma;
     two_nodes::create(side == 'a' ? nodes_.a : nodes_.b, std::move(options));
   }
@@ -185,8 +185,8 @@ TEST_F(rdma_queue_pair_options, the_path_mtu_is_that_of_both_ends_if_they_have_t
   expect_path_mtu(IBV_MTU_4096);
 }
 
-/// Which end has the smaller one: its port then takes no larger packet, so that what did not heed it
-/// would not arrive.
+/// Which end has the smaller MTU. Its port accepts no larger packet, so a sender that ignored the
+/// MTU would deliver nothing.
 class rdma_path_mtu : public rdma_queue_pair_options, public ::testing::WithParamInterface<char> {};
 
 TEST_P(rdma_path_mtu, the_path_mtu_is_the_smaller_one_of_both_ends) {

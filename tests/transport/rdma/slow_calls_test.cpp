@@ -10,8 +10,8 @@
 #include "two_nodes.hpp"
 #include "verbs_calls.hpp"
 
-// While a device registers memory or sets up a queue pair, which takes real ones long, all links of its
-// endpoint go on. In the machine of tests/verbs.
+// Registering memory and setting up a queue pair can take a real device long; meanwhile all links
+// of its endpoint must go on. In the machine of tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -23,7 +23,7 @@ using kind = verbs_calls::kind;
 
 constexpr std::uint64_t size = std::uint64_t{256} << 10;
 
-/// Two nodes of one progress thread each, with two links that write both ways.
+/// Two nodes with one progress thread each, and two links that write both ways.
 class rdma_slow_calls : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -40,7 +40,7 @@ class rdma_slow_calls : public ::testing::Test {
       ASSERT_TRUE(granted) << to_string(granted.error());
       writers_.push_back({from, to, std::make_shared<const remote_grant>(std::move(*granted))});
     }
-    all_go_on();  // so that whatever has to be registered for it is
+    all_go_on();  // so that everything that this needs is registered
   }
   void TearDown() override {
     calls_.reset();
@@ -57,7 +57,7 @@ class rdma_slow_calls : public ::testing::Test {
         .role = role, .peer = peer, .lanes = 2, .connect_timeout = contract::longer_than_any_wait};
     e.wire = node.place->open(backend_kind::rdma, options, e.sink).value();
   }
-  /// Memory of a's that nothing has used yet.
+  /// Memory of a's that was never used.
   region_id new_region() { return a.place->allocate(size, "new").value(); }
   [[nodiscard]] const void* address_of(region_id region) const {
     return a.place->bytes(region).value().data();
@@ -74,7 +74,7 @@ class rdma_slow_calls : public ::testing::Test {
     work.pieces.push_back({local, to, {{.local_offset = 0, .remote_offset = 0, .length = bytes}}});
     return from.wire->post(std::move(work));
   }
-  /// Both links, both ways: writes, small and not, complete and arrive.
+  /// Expects writes, small and large, to complete and arrive over both links, both ways.
   void all_go_on() {
     for (const auto& one : writers_) {
       const auto completed = one.from->sink->completed();
@@ -88,7 +88,7 @@ class rdma_slow_calls : public ::testing::Test {
       }));
     }
   }
-  /// And what is held up is so still.
+  /// Expects the same while a call is held up, and the call to be held up still.
   void expect_all_go_on_meanwhile() {
     ASSERT_TRUE(nodes_.until([&] { return calls_.holds(); })) << "it was not called";
     for (int i = 0; i < 2; ++i) {
@@ -122,7 +122,7 @@ class rdma_slow_calls : public ::testing::Test {
   std::uint64_t last_{100};
 };
 
-/// Their NICs give up after half a second.
+/// NICs that give up after half a second.
 class rdma_slow_calls_of_impatient_nics : public rdma_slow_calls {
  protected:
   rdma_slow_calls_of_impatient_nics() { timeout_ = 14; }
@@ -232,7 +232,8 @@ TEST_F(rdma_slow_calls_of_impatient_nics,
   open(new_b, b, a.self, link_role::acceptor);
   const auto offer = new_a.wire->offer();
   ASSERT_TRUE(new_a.wire->connect(new_b.wire->offer()));
-  // The peer's NIC does not answer: its queue pairs are not joined. Then the messages' is set up again.
+  // The peer's NIC does not answer, since its queue pairs are not joined. So the queue pair of the
+  // messages is set up again.
   calls_.hold(kind::changes_queue_pair);
   ASSERT_TRUE(nodes_.until([&] { return calls_.holds(); })) << "it gave up";
   EXPECT_EQ(new_a.wire->stats().lanes, 2U);
@@ -246,7 +247,7 @@ TEST_F(rdma_slow_calls_of_impatient_nics,
 }
 
 TEST_F(rdma_slow_calls, a_link_whose_queue_pairs_cannot_be_joined_ends_at_once_and_says_why) {
-  // Of four changes each: both lanes, then the messages.
+  // Each queue pair takes four changes: both lanes first, then the messages.
   for (const auto& [passing, code, part] :
        {std::tuple{2U, errc::peer_unreachable, "finds no way to the peer's GID"},
         std::tuple{5U, errc::internal, "does not set up a queue pair"},
@@ -268,7 +269,7 @@ TEST_F(rdma_slow_calls, a_link_whose_queue_pairs_cannot_be_joined_ends_at_once_a
     ASSERT_FALSE(joined);
     EXPECT_EQ(joined.error().code, code) << to_string(joined.error());
     EXPECT_NE(joined.error().message.find(part), std::string::npos) << to_string(joined.error());
-    // It does not wait for its deadline, with queue pairs that nobody needs.
+    // It does not keep queue pairs that nobody needs until its deadline.
     EXPECT_EQ(new_a.wire->stats().lanes, 0U);
     const auto said = new_a.wire->send_frame(std::vector(1, std::byte{'x'}));
     ASSERT_FALSE(said);

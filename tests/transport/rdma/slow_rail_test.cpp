@@ -5,8 +5,8 @@
 
 #include "two_nodes.hpp"
 
-// A fence, and a notice, while bytes are on their way over one wire that is so slow that they come long
-// after everything that goes over the other one, the messages among it. In the machine of tests/verbs.
+// A fence, or a notice, while bytes are in flight on a wire so slow that they arrive long after
+// everything sent over the other one, messages included. In the machine of tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -17,7 +17,8 @@ using contract::t1;
 
 constexpr std::uint64_t size = std::uint64_t{2} << 20;
 constexpr std::byte next_owners{0x5c};
-/// Of each packet. Long beside what a test does meanwhile, short beside what a NIC waits for an answer.
+/// Of each packet. Long compared with what a test does meanwhile, short compared with a NIC's
+/// time-out.
 constexpr auto delay = 200ms;
 
 void slow_down(std::chrono::milliseconds by) {
@@ -28,8 +29,9 @@ void slow_down(std::chrono::milliseconds by) {
   ASSERT_EQ(std::system(words.c_str()), 0) << words;
 }
 
-/// Two nodes with a link of two lanes, one over each wire. What a has posted and the NIC not taken at
-/// once waits until the test looks. The parameter: whether they grant through memory windows.
+/// Two nodes with a link of two lanes, one over each wire. Requests of a that the NIC does not take
+/// at once wait until the test polls. The parameter: whether the nodes grant through memory
+/// windows.
 class rdma_slow_rail : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
@@ -43,7 +45,7 @@ class rdma_slow_rail : public ::testing::TestWithParam<bool> {
     slow_down(0ms);
   }
 
-  /// Starts one from or to all of b's; another one has shown before that a may.
+  /// Starts a batch from or to all of b's region; an earlier batch has shown that a may.
   void start(direction dir, std::vector<std::byte> frame = {}) {
     const auto rights = dir == direction::write ? access::write : access::read;
     const auto granted = std::make_shared<const remote_grant>(
@@ -55,15 +57,15 @@ class rdma_slow_rail : public ::testing::TestWithParam<bool> {
     std::memset(b.memory.data(), 0xbb, size);
     post(dir, granted, std::move(frame));
   }
-  /// Fences there; then the memory is somebody else's.
+  /// Fences at `here`; then the memory belongs to someone else.
   void fence_and_reuse(end& here) {
     const auto answer = here.wire->fence(t1);
     ASSERT_TRUE(answer == fence_state::quiescent ||
                 nodes_.until([&] { return here.sink->is_quiescent(t1); }));
     std::memset(here.memory.data(), static_cast<int>(next_owners), size);
-    nodes_.drive_for(4 * delay);  // what is on its way has come
+    nodes_.drive_for(4 * delay);  // the bytes in flight have arrived
   }
-  /// What was not with the NIC yet when it was fenced was never started.
+  /// Expects that requests that had not reached the NIC when they were fenced were never started.
   void expect_rest_given_up(errc code) {
     ASSERT_TRUE(nodes_.until([&] { return a.sink->completed() == 2; }));
     const auto done = a.sink->outcome_of(2);

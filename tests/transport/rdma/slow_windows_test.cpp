@@ -5,8 +5,8 @@
 #include "victim.hpp"
 #include "window_gate.hpp"
 
-// What a link asks of its NIC about memory windows, and what it says to the peer and to its owner while
-// the NIC is still at it, or does not do it. In the machine of tests/verbs.
+// What a link asks of its NIC about memory windows, and what it tells the peer and its owner while
+// the NIC is slow or fails. In the machine of tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -18,14 +18,14 @@ class rdma_slow_windows : public ::testing::Test {
   rdma_slow_windows() { gate_.reset(); }
   ~rdma_slow_windows() override { gate_.reset(); }
 
-  /// Gives a NIC that is slow all the time that the test takes.
+  /// Lets a NIC be slow for as long as the test takes.
   static void patiently(rdma_options& options) {
     options.fence_patience = contract::longer_than_any_wait;
   }
   void let_all_go() {
     while (gate_.kept() != 0) gate_.let_one_go();
   }
-  /// How the last window of `key` was to be bound.
+  /// The last request to bind a window with `key`.
   [[nodiscard]] window_gate::request bound(std::uint32_t key) const {
     const auto asked = gate_.asked();
     const auto at = std::find_if(asked.rbegin(), asked.rend(), [&](const auto& one) {
@@ -33,7 +33,7 @@ class rdma_slow_windows : public ::testing::Test {
     });
     return at == asked.rend() ? window_gate::request{} : *at;
   }
-  /// Those of each queue pair, from the first byte to the last.
+  /// The bind requests of each queue pair, from the first byte to the last.
   [[nodiscard]] std::vector<window_gate::request> binds() const {
     auto asked = gate_.asked();
     std::erase_if(asked, [](const auto& one) { return one.what != IBV_WR_BIND_MW; });
@@ -107,7 +107,7 @@ TEST_F(rdma_slow_windows, what_is_fenced_while_it_is_being_opened_is_shut_and_ne
     ASSERT_TRUE(v.until([&] { return v.sink->is_quiescent(t1); }));
     EXPECT_FALSE(v.comes_within(100ms, [&] { return v.peer.keys.contains(id); }));
     EXPECT_FALSE(v.sink->is_broken());
-    // As if it had guessed.
+    // As if the peer had guessed the key.
     const auto window = binds().front();
     for (std::size_t lane = 0; lane < hostile_peer::lanes; ++lane) {
       v.peer.post(IBV_WR_RDMA_WRITE, lane, window.address, window.key, 64);
@@ -118,8 +118,8 @@ TEST_F(rdma_slow_windows, what_is_fenced_while_it_is_being_opened_is_shut_and_ne
   }
 }
 
-// Soft-RoCE does not hold a peer to the range of a window (windows_test.cpp); hardware does. So what is
-// asked of the NIC is looked at, not only what comes of it.
+// Soft-RoCE does not hold a peer to the range of a window (windows_test.cpp); hardware does. So
+// this test examines the requests to the NIC, not only their effect.
 TEST_F(rdma_slow_windows, windows_open_what_was_granted_and_no_byte_or_right_beside_it) {
   const std::vector<extent> extents{{8192, 100, 0, 1}, {200'000, 50, 1000, 3}};
   constexpr std::uint64_t begin = 8192;

@@ -8,7 +8,8 @@
 
 #include "troupe/transport/rdma/message_channel.hpp"
 
-// Writes that travel in the message of their notice: what may, and what is taken apart with care.
+// Writes that travel in the message of their notice: which batches may, and how messages are
+// checked.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -150,7 +151,7 @@ TEST(small_batch, any_bytes_are_refused_or_lie_within_their_message) {
     for (auto& b : bytes) {
       if (random() % 4 == 0) b = static_cast<std::byte>(random() % 3 == 0 ? random() : 0);
     }
-    // A length that often is right.
+    // A length that is often valid.
     if (bytes.size() > 40) bytes[8] = static_cast<std::byte>(random() % 3);
     const auto decoded = small_batch::decode(bytes);
     if (!decoded) continue;

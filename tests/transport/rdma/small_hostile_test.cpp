@@ -2,8 +2,8 @@
 
 #include "victim.hpp"
 
-// What the link refuses a peer that writes by message what it was not granted; and a peer that answers
-// what it was not sent. In the machine of tests/verbs.
+// What the link refuses: a peer that writes by message where it has no grant, and a peer that
+// answers messages that were not sent. In the machine of tests/verbs.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -24,7 +24,7 @@ std::vector<std::byte> small_message(transfer_id transfer, const std::vector<sma
   return made;
 }
 
-/// Sends it and waits for the answer: the refusal, or nothing when it landed.
+/// Sends the message and waits for the answer: the refusal, or empty when it landed.
 std::optional<errc> write(victim& v, transfer_id transfer, const std::vector<small_run>& runs) {
   const auto answered = v.peer.landed;
   const auto refused = v.peer.refused.size();
@@ -64,7 +64,7 @@ TEST(rdma_small, one_behind_a_refusal_that_had_to_wait_is_answered_as_well) {
   victim v;
   const auto given = v.open({{0, 4096, 0, 1}}, access::write, t1);
   const auto answered = v.peer.landed;
-  // More than the peer takes without looking: the refusal waits behind it.
+  // More than the peer takes without polling: the refusal queues behind it.
   const std::vector<std::byte> word(8);
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(v.wire->send_frame(word));
   v.peer.say(message_kind::small, small_message(t1, {{given.grant, 8192, 8, 0}}));

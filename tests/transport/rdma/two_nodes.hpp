@@ -7,8 +7,8 @@
 
 #include "pair.hpp"
 
-// In the machine of tests/verbs: two nodes, a on rxe0a and b on rxe0b, with a link, of two lanes
-// most often.
+// Two nodes in the machine of tests/verbs, a on rxe0a and b on rxe0b, with a link, usually of two
+// lanes.
 namespace troupe::transport::rdma {
 
 struct two_nodes {
@@ -21,7 +21,7 @@ struct two_nodes {
     }
   }
 
-  /// For the node of `side`, 'a' or 'b'.
+  /// The options for the node of `side`, 'a' or 'b'.
   static endpoint_options options_of(char side) {
     endpoint_options options;
     options.self = incarnation{static_cast<std::uint64_t>(side)};
@@ -33,14 +33,14 @@ struct two_nodes {
     e.self = options.self;
     e.place = endpoint::create(std::move(options)).value();
   }
-  /// Once both are created; returns when the link is up.
+  /// Call once both are created; returns when the link is up.
   void join(std::uint32_t lanes = 2) {
     open(a, b.self, link_role::initiator, lanes);
     open(b, a.self, link_role::acceptor, lanes);
     contract::join(a, b);
     ASSERT_TRUE(until([&] { return a.sink->ups == 1 && b.sink->ups == 1; }));
   }
-  /// Waits; the threads of the nodes do the work.
+  /// Waits while the nodes' threads do the work.
   bool until(const std::function<bool()>& done) {
     for (const auto last = testing::end_of_wait(); !done(); drive()) {
       if (contract::clock::now() > last) return false;

@@ -10,14 +10,14 @@
 using troupe::transport::rdma::played_events;
 using troupe::transport::rdma::verbs_calls;
 
-// The linker puts the second of each two in the place of libibverbs' (CMakeLists.txt).
+// The linker puts each __wrap function in place of the one of libibverbs (CMakeLists.txt).
 // NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" {
 int __real_ibv_modify_qp(ibv_qp* pair, ibv_qp_attr* to, int what);
 int __wrap_ibv_modify_qp(ibv_qp* pair, ibv_qp_attr* to, int what);
 ibv_qp* __real_ibv_create_qp(ibv_pd* domain, ibv_qp_init_attr* wanted);
 ibv_qp* __wrap_ibv_create_qp(ibv_pd* domain, ibv_qp_init_attr* wanted);
-// What `ibv_reg_mr` of verbs.h calls where the compiler does not know the rights.
+// Called by `ibv_reg_mr` of verbs.h if the access rights are not a compile-time constant.
 ibv_mr* __real_ibv_reg_mr_iova2(ibv_pd* domain, void* at, std::size_t bytes, std::uint64_t address,
                                 unsigned rights);
 ibv_mr* __wrap_ibv_reg_mr_iova2(ibv_pd* domain, void* at, std::size_t bytes, std::uint64_t address,

@@ -12,42 +12,42 @@
 
 namespace troupe::transport::rdma {
 
-/// Stands between this process and those calls of libibverbs that set up queue pairs and register
-/// memory. Until told otherwise all of them pass, and nothing is remembered.
+/// Intercepts the calls of libibverbs that set up queue pairs and register memory. By default all
+/// calls pass and none is recorded.
 class verbs_calls {
  public:
   enum class kind : std::uint8_t { registers, makes_queue_pair, changes_queue_pair };
-  /// What `ibv_modify_qp` was given, and what it answered.
+  /// The arguments of an `ibv_modify_qp`, and its result.
   struct change {
     std::string device;
     std::uint32_t queue_pair{0};
     ibv_qp_attr to{};
-    int what{0};  ///< which of `to` count, of `ibv_qp_attr_mask`
+    int what{0};  ///< the valid fields of `to`, as in `ibv_qp_attr_mask`
     int answer{0};
   };
 
   static verbs_calls& of_this_process();
 
-  /// From now on changes of queue pairs are remembered.
+  /// From now on records changes of queue pairs.
   void remember();
   [[nodiscard]] std::vector<change> changes() const;
 
-  /// The next call of that kind, of registrations the next one of memory that begins at `address`,
-  /// waits before it reaches the library until `let_go`. It fails the test if nobody comes for long:
-  /// then whoever was to let it go waits for it.
+  /// Holds the next call of that kind until `let_go`, before it reaches the library; of
+  /// registrations, the next one of memory that begins at `address`. Fails the test if no call
+  /// comes for long, for then the caller of `let_go` waits for one.
   void hold(kind what, const void* address = nullptr);
-  /// Whether one waits.
+  /// Whether a call is held.
   [[nodiscard]] bool holds() const;
   void let_go();
 
-  /// The next change of a queue pair after `passing` others is refused (EINVAL) before it reaches the
+  /// Refuses (EINVAL) the next change of a queue pair after `passing` others, before it reaches the
   /// library.
   void refuse_change(unsigned passing);
 
-  /// All pass, and nothing is remembered.
+  /// Lets all calls pass, and records none.
   void reset();
 
-  // -- for those that stand in the place of the library's
+  // -- for the functions that replace the library's
 
   void pass(kind what, const void* address = nullptr);
   [[nodiscard]] bool refuses_change();

@@ -15,7 +15,7 @@ inline constexpr transfer_id t1{0x1111};
 inline constexpr transfer_id t2{0x2222};
 inline constexpr std::byte pattern{0x5c};
 
-/// A node of ours with a link to a hostile peer.
+/// A node of ours that is linked to a hostile peer.
 class victim {
  public:
   static constexpr std::uint64_t size = std::uint64_t{4} << 20;
@@ -45,9 +45,9 @@ class victim {
   }
   ~victim() { wire->close(); }
 
-  /// Lets the peer look until `done`. False: it never was.
+  /// Lets the peer poll until `done` returns true. Returns false if it never does.
   bool until(const std::function<bool()>& done) { return comes_within(contract::wait_limit, done); }
-  /// For what must not come so soon.
+  /// Like `until`, with a limit: for checking that something does not happen within it.
   bool comes_within(std::chrono::milliseconds limit, const std::function<bool()>& done) {
     for (const auto last = clock::now() + limit; !done(); peer.look()) {
       if (clock::now() > last) return false;
@@ -57,13 +57,13 @@ class victim {
   void look_for(std::chrono::milliseconds time) {
     for (const auto last = clock::now() + time; clock::now() < last;) peer.look();
   }
-  /// The keys that the peer hears of a grant.
+  /// The keys of a grant that the peer receives.
   grant_keys open(std::vector<extent> extents, access rights, transfer_id transfer) {
     const auto given = wire->grant(region, std::move(extents), rights, transfer).value();
     EXPECT_TRUE(until([&] { return peer.keys.contains(given.id); })) << "no keys came";
     return peer.keys[given.id];
   }
-  /// The peer has eight under way, on all lanes in turn.
+  /// Keeps eight requests of the peer in flight, on all lanes in turn.
   void keep_peer_busy(ibv_wr_opcode what, const grant_keys& given) {
     while (peer.posted - peer.statuses.size() < 8) {
       const auto lane = peer.posted % hostile_peer::lanes;

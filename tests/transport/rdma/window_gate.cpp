@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-// The linker puts the second of these in the place of libibverbs' (CMakeLists.txt).
+// The linker puts the __wrap function in place of the one of libibverbs (CMakeLists.txt).
 extern "C" {
 ibv_context* __real_ibv_open_device(ibv_device* which);  // NOLINT(bugprone-reserved-identifier)
 ibv_context* __wrap_ibv_open_device(ibv_device* which);  // NOLINT(bugprone-reserved-identifier)
@@ -69,7 +69,7 @@ void window_gate::let_one_go() {
   for (std::size_t i = 0; i < oldest.works.size(); ++i) {
     auto& work = oldest.works[i];
     work.next = i + 1 < oldest.works.size() ? &oldest.works[i + 1] : nullptr;
-    // Its owner has taken note of the new key, but the driver wants to see the old one.
+    // The owner of the window has recorded the new key, but the driver expects the old one.
     if (work.opcode == IBV_WR_BIND_MW) std::swap(work.bind_mw.mw->rkey, oldest.keys[i]);
   }
   ibv_send_wr* bad = nullptr;
@@ -105,7 +105,7 @@ int window_gate::pass(ibv_qp* pair, ibv_send_wr* works, ibv_send_wr** bad) const
 int window_gate::take(ibv_qp* pair, ibv_send_wr* works, ibv_send_wr** bad) {
   const std::lock_guard lock{mutex_};
   for (const auto& before : kept_) {
-    // It would have completed before what was posted before it.
+    // The later work would complete before the work posted earlier.
     if (before.pair == pair && !about_windows(*works)) {
       ADD_FAILURE() << "something was posted behind a request that is kept back";
     }

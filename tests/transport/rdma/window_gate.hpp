@@ -11,10 +11,10 @@
 
 namespace troupe::transport::rdma {
 
-/// Stands between the links of this process and their NICs. What they ask about memory windows can be
-/// looked at, kept back as by a NIC that takes its time, refused, or spoiled so that the NIC fails it.
-/// Everything else passes. What is kept must be let go or forgotten before its queue pair ends, and
-/// nothing else be posted behind it.
+/// Stands between the links of this process and their NICs. Requests about memory windows can be
+/// inspected, delayed as by a slow NIC, refused, or spoiled so that the NIC fails them. Everything
+/// else passes. A delayed request must be let go or forgotten before its queue pair ends, and
+/// nothing else may be posted behind it.
 class window_gate {
  public:
   enum class way : std::uint8_t { pass, keep, refuse, spoil };
@@ -28,25 +28,25 @@ class window_gate {
 
   static window_gate& of_this_process();
 
-  /// For `IBV_WR_BIND_MW` or `IBV_WR_LOCAL_INV`, from now on.
+  /// Sets how IBV_WR_BIND_MW or IBV_WR_LOCAL_INV requests are treated from now on.
   void set(ibv_wr_opcode what, way with);
-  /// All that was asked since `reset`.
+  /// All requests since `reset`.
   [[nodiscard]] std::vector<request> asked() const;
-  /// Calls that are kept back: each is of one lane, and may be about several windows.
+  /// How many calls are delayed. Each is for one lane, and may be about several windows.
   [[nodiscard]] std::size_t kept() const;
-  /// The oldest of them goes to its NIC.
+  /// Passes the oldest delayed call to its NIC.
   void let_one_go();
-  /// Everything passes, and what is kept is forgotten.
+  /// Lets everything pass, and forgets the delayed calls.
   void reset();
 
-  /// A device that was opened.
+  /// Watches a device that was opened.
   void watch(ibv_context* opened);
 
  private:
   struct call {
     ibv_qp* pair{nullptr};
     std::vector<ibv_send_wr> works;
-    std::vector<std::uint32_t> keys;  ///< of the windows to be bound, as they were then
+    std::vector<std::uint32_t> keys;  ///< of the windows to be bound, as they were at the time
   };
   static int post(ibv_qp* pair, ibv_send_wr* works, ibv_send_wr** bad);
   int take(ibv_qp* pair, ibv_send_wr* works, ibv_send_wr** bad);

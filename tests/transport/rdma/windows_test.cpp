@@ -3,8 +3,8 @@
 
 #include "victim.hpp"
 
-// What the NIC refuses a peer that goes around its own link: a wrong key, a revoked one, a right that it
-// was not given. In the machine of tests/verbs.
+// What the NIC refuses a peer that bypasses its own link: a wrong key, a revoked key, a right that
+// was not granted. In the machine of tests/verbs.
 namespace troupe::transport::rdma {
 
 TEST(rdma_windows, a_revoked_key_opens_nothing_although_the_peer_never_confirmed) {
@@ -19,7 +19,7 @@ TEST(rdma_windows, a_revoked_key_opens_nothing_although_the_peer_never_confirmed
   ASSERT_TRUE(v.until([&] { return v.sink->is_quiescent(t1); }));
   EXPECT_GE(clock::now() - start, 300ms) << "a peer that keeps to the protocol has time";
   EXPECT_EQ(v.peer.revocations, 1U);
-  // The link is as it was: the other transfer goes on over the same queue pairs.
+  // The link is intact: the other transfer continues over the same queue pairs.
   EXPECT_FALSE(v.sink->is_broken());
   for (std::size_t lane = 0; lane < hostile_peer::lanes; ++lane) {
     EXPECT_EQ(v.peer.run(IBV_WR_RDMA_WRITE, lane, second.address + second.begin,
@@ -124,9 +124,10 @@ TEST(rdma_windows, a_right_that_was_not_granted_is_refused) {
   EXPECT_TRUE(w.untouched(0, victim::size));
 }
 
-// Linux's Soft-RoCE holds a window to its key, its rights, its queue pair and its life, but not to its
-// range (rxe_resp.c checks the registration's): there a peer reaches the rest of the registration that
-// the window is bound to. Hardware refuses, and if this fails Soft-RoCE does too: then say so here.
+// Linux's Soft-RoCE holds a peer to a window's key, rights, queue pair and lifetime, but not to its
+// range (rxe_resp.c checks the registration's): a peer reaches the rest of the registration that
+// the window is bound to. Hardware refuses. If this test fails, Soft-RoCE has learnt to refuse as
+// well: then say so here.
 TEST(rdma_windows, soft_roce_does_not_hold_a_window_to_its_range_but_to_its_registration) {
   victim v;
   const auto given = v.open({{0, 1 << 20, 0, 1}}, access::write, t1);
@@ -212,7 +213,7 @@ TEST(rdma_windows, a_window_that_is_used_again_has_another_key) {
     EXPECT_EQ(++seen[given.key_at(0, 0)], 1) << "a key came back";
     EXPECT_EQ(v.peer.run(IBV_WR_RDMA_WRITE, i % 2, given.address, given.key_at(0, i % 2), 64),
               IBV_WC_SUCCESS);
-    if (i % 4 == 0) continue;  // a few are bound at a time, the others again and again
+    if (i % 4 == 0) continue;  // a few are bound at a time, the others many times
     v.wire->fence(transfer);
     ASSERT_TRUE(v.until([&] { return v.sink->is_quiescent(transfer); }));
   }

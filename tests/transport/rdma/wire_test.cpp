@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-// Offers and keys of a peer are taken apart with care.
+// Offers and keys from a peer are decoded with care.
 namespace troupe::transport::rdma {
 
 namespace {

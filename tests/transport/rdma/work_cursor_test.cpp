@@ -5,8 +5,8 @@
 
 #include <gtest/gtest.h>
 
-// However segments are cut into requests: the same bytes go to the same places, and no request is
-// larger than it may be.
+// However segments are cut into requests, the same bytes go to the same places, and no request is
+// larger than allowed.
 namespace troupe::transport::rdma {
 
 namespace {
@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t local_base = 0x1000'0000;
 constexpr std::uint64_t remote_base = 0x9000'0000;
 
-/// remote byte -> local byte, one by one.
+/// remote byte -> local byte, for every byte.
 using moves = std::map<std::uint64_t, std::uint64_t>;
 
 moves naive(const std::vector<segment>& segments) {
@@ -98,7 +98,7 @@ TEST(work_cursor, a_long_segment_goes_in_several_requests) {
 
 TEST(work_cursor, no_request_crosses_the_border_of_a_piece) {
   const std::vector<segment> segments{{30, 50, 100, 0, 0, 1}, {130, 150, 100, 0, 0, 1}};
-  // Remote: 50..250 has a border at 200; local: 30..230 at 64, 128, 192.
+  // Remote 50..250 has a border at 200; local 30..230 has borders at 64, 128 and 192.
   const auto made = cut_up(segments, {.bytes = 4096, .runs = 16}, 64, 200);
   EXPECT_EQ(made.requests, 2U);
   EXPECT_EQ(made.all, naive(segments));

@@ -14,8 +14,8 @@
 
 #include "two_ends.hpp"
 
-// What a peer may write into chunks, as initiator and as target: a peer made by hand, which has the
-// offer and so gets as far as a real one.
+// What a peer may write into chunks, as initiator and as target. The peer is made by hand; it has
+// the offer, so it gets as far as a real one.
 namespace troupe::transport::shm {
 namespace {
 
@@ -70,7 +70,7 @@ struct played {
     EXPECT_TRUE(send_message(socket.get(), ready_message{}));
     EXPECT_TRUE(until([&] { return node.sink->ups == 1; }));
   }
-  /// The peer's chunks, as it would share them before it asks for the first time.
+  /// Creates the peer's chunks, as it would share them before its first request.
   void share() {
     area = chunk_area::create().value();
     const int fd = area->fd();
@@ -194,7 +194,7 @@ TEST(shm_chunks, what_no_initiator_asks_ends_the_link_and_nothing_is_touched) {
       },
       [&](played& p, const auto&) { p.area->state(5).asked.store(2); },
       [&](played& p, const auto&) { p.area->state(5).asked.store(huge); },
-      [&](played& p, const auto& g) {  // asks again before it is answered
+      [&](played& p, const auto& g) {  // asks a second time before the answer
         p.gpus->hold(true);
         p.ask(1, request_of(g, direction::read, 1), {good});
         EXPECT_TRUE(p.until([&] { return p.gpus->launches() + p.gpus->engine_copies() > 0; }));
@@ -271,7 +271,7 @@ TEST(shm_chunks, requests_of_random_numbers_touch_nothing_outside_the_grant) {
 
 namespace {
 
-/// A peer that writes other numbers into its request, from the time it has asked until it is answered.
+/// Rewrites the numbers of its request between asking and the answer.
 class rewriter {
  public:
   rewriter(chunk_state& of, const remote_grant& given)
@@ -290,7 +290,7 @@ class rewriter {
   static void put(Number& at, std::uint64_t value) {
     std::atomic_ref{at}.store(static_cast<Number>(value), std::memory_order_relaxed);
   }
-  /// Rarely what ends the link at once, so that many requests get further.
+  /// Rarely writes what ends the link at once, so that many requests get further.
   void run(chunk_state& of, std::uint64_t grant) {
     std::mt19937_64 random{20261123};
     const auto pick = [&](std::initializer_list<std::uint64_t> often, std::uint64_t rarely) {
@@ -358,7 +358,7 @@ TEST(shm_chunks,
 
 namespace {
 
-/// A grant that the peer never gave, and a batch that uses it.
+/// A batch that uses a grant which the peer never gave.
 batch to_the_peer(played& p, direction dir,
                   std::vector<segment> segments = {{0, 0, 2 * mib, 0, 0, 1}}) {
   grant_key key;
@@ -375,7 +375,7 @@ batch to_the_peer(played& p, direction dir,
   return p.nodes.work(dir, {{p.node.region, std::move(grant), std::move(segments)}});
 }
 
-/// Where the node's own chunks are, once it has shared them.
+/// The node's own chunks, once it has shared them.
 std::shared_ptr<chunk_area> chunks_of_node(played& p) {
   std::shared_ptr<chunk_area> found;
   EXPECT_TRUE(p.until([&] {
@@ -430,7 +430,7 @@ TEST(shm_chunks, a_refusal_of_any_number_and_without_an_end_is_an_error_in_words
 }
 
 TEST(shm_chunks, a_batch_of_which_a_chunk_is_refused_names_what_did_not_arrive_and_nothing_else) {
-  // The second is in both chunks; the third is nowhere.
+  // The second segment is in both chunks; the third lies outside.
   const std::vector<segment> segments{{0, 0, mib / 2, 0, 0, 1},
                                       {mib / 2, mib / 2, mib, 0, 0, 1},
                                       {0, 0, 0, 0, 0, 1},

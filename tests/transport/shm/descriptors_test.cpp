@@ -13,14 +13,15 @@
 #include "troupe/transport/shm/peer_regions.hpp"
 #include "troupe/transport/shm/wire.hpp"
 
-// What comes with a descriptor: memory of a peer that need not be there, and none left to take one.
+// Descriptors from a peer: their memory may have no pages, and this process may have no descriptor
+// left.
 namespace troupe::transport::shm {
 
 namespace {
 
 constexpr std::uint64_t size = std::uint64_t{8} << 20;
 
-/// As a peer shares it; `reserved`: its pages are taken.
+/// Memory as a peer shares it. `reserved`: its pages are allocated.
 owned_fd shared_memory(bool reserved) {
   owned_fd fd{::memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
   EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(size)), 0);
@@ -31,7 +32,7 @@ owned_fd shared_memory(bool reserved) {
   return fd;
 }
 
-/// For as long as it lives this process gets no descriptor.
+/// As long as it lives, this process gets no new descriptor.
 class no_descriptors {
  public:
   no_descriptors() {
@@ -53,7 +54,8 @@ class no_descriptors {
 
 }  // namespace
 
-/// Terabytes that nobody has reserved are shared in a moment. Whoever fills them in pays for them.
+/// Sharing terabytes without reserving them takes a moment; a process that fills the pages pays for
+/// them.
 TEST(peer_regions, memory_that_a_peer_has_not_reserved_is_not_filled_in_here) {
   peer_regions regions;
   ASSERT_TRUE(regions.add({1, 0, size}, shared_memory(false)));

@@ -22,13 +22,13 @@ constexpr incarnation ours{101};
 constexpr incarnation theirs{202};
 constexpr std::uint64_t size = 32 << 20;
 
-/// By the C library: in a build without optimisation a loop over each byte takes longer than the
-/// test's own waits.
+/// Uses the C library: without optimisation, a loop over each byte takes longer than the test's own
+/// waits.
 void set(std::span<std::byte> memory, std::byte value) {
   std::memset(memory.data(), std::to_integer<int>(value), memory.size());
 }
 
-/// The other process: writes `value` over the whole of what it is granted, batch after batch, for
+/// The other process: writes `value` over all memory that it is granted, batch after batch, for
 /// ever.
 void write_for_ever(channel& line) {
   node self{theirs.value};
@@ -37,7 +37,7 @@ void write_for_ever(channel& line) {
   set(self.memory(from), std::byte{0xbb});
   std::uint64_t id = 0;
   while (true) {
-    // One grant after another, each used until it is revoked, with two batches on their way.
+    // One grant after another, each used until it is revoked, with two batches in flight.
     const auto grant = line.receive_grant();
     const auto first = id + 1;
     while (true) {
@@ -128,7 +128,7 @@ TEST(shm_faults, a_post_to_a_target_whose_death_nobody_has_seen_yet_says_that_th
     line.send_grant(grant_all(self, self.allocate(size), transfer_id{1}));
     while (true) ::pause();
   }};
-  node self{ours.value, 0};  // looks at nothing that it is not made to look at
+  node self{ours.value, 0};  // polls only when it is made to
   self.open(theirs, link_role::initiator);
   other.line().send(self.to_peer->offer().payload);
   ASSERT_TRUE(self.to_peer->connect(
@@ -139,7 +139,7 @@ TEST(shm_faults, a_post_to_a_target_whose_death_nobody_has_seen_yet_says_that_th
   }));
   const auto grant = other.line().receive_grant();
   other.kill();
-  // The post itself finds out, while it looks for the region that the grant names.
+  // The post itself detects it when it looks for the region that the grant names.
   const auto posted = self.to_peer->post(
       simple_batch(1, direction::write, self.allocate(size), grant, {{.length = size}}));
   ASSERT_FALSE(posted);
@@ -178,7 +178,7 @@ TEST(shm_faults, a_writer_stopped_inside_a_copy_never_writes_into_blocks_that_ar
       set(memory, std::byte{0x11});
       other.go_on();
     }
-    other.line().receive_value<int>();  // it found its grant revoked
+    other.line().receive_value<int>();  // the other process found its grant revoked
     std::this_thread::sleep_for(2ms);
     ASSERT_TRUE(intact(memory, std::byte{0x11})) << "round " << round;
   }
@@ -300,7 +300,7 @@ std::size_t open_descriptors() {
       std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, {}));
 }
 
-/// Whether the real peer gets in before those that came before it and say nothing are given up.
+/// Whether the real peer gets in before earlier connections that stay silent are given up.
 bool gets_in_among_the_silent() {
   node dialer{101};
   node acceptor{202};
@@ -319,7 +319,7 @@ bool gets_in_among_the_silent() {
       std::this_thread::sleep_for(100us);
     }
   }
-  // Each of ours has an end at the listener only while it is one of the newest 64.
+  // A connection of ours has an end at the listener only while it is among the newest 64.
   EXPECT_TRUE(eventually([&] { return open_descriptors() <= before + 400 + 64; }));
   EXPECT_TRUE(dialer.to_peer->connect(offer));
   EXPECT_TRUE(eventually([&] { return dialer.said->ups() == 1 && acceptor.said->ups() == 1; }));
@@ -330,11 +330,12 @@ bool gets_in_among_the_silent() {
 }
 
 TEST(shm_faults, silent_connections_are_bounded_and_do_not_keep_the_real_peer_out) {
-  // They are given up after two seconds. A machine that stands still for so long has another try.
+  // Silent connections are given up after two seconds. A machine that stalls for so long gets
+  // another try.
   EXPECT_TRUE(testing::comes_true(gets_in_among_the_silent));
 }
 
-/// It would wait for ever, and wake the thread again and again.
+/// Otherwise the connection would stay pending and wake the thread for ever.
 TEST(shm_faults, a_connection_for_which_there_is_no_descriptor_is_dropped_with_a_sentence) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the undefined-behaviour sanitizer looks at objects by way of a descriptor";

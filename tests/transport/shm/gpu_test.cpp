@@ -6,9 +6,9 @@
 
 #include "gpu_nodes.hpp"
 
-// Memory of GPUs by way of chunks that both processes map: what is shm's own in it, on GPUs that are none.
-// That the promises of every link hold for it is in tests/transport/contract; what a peer may write into
-// the chunks is in chunk_hostile_test.cpp.
+// GPU memory by way of chunks that both processes map, on GPU doubles: what is specific to shm. The
+// promises of every link are tested in tests/transport/contract; what a peer may write into the
+// chunks in chunk_hostile_test.cpp.
 namespace troupe::transport::shm {
 namespace {
 
@@ -92,7 +92,8 @@ TEST(shm_gpu, no_more_is_under_way_than_there_are_chunks) {
     ASSERT_TRUE(n.until([&] { return copies_of(*first) == chunk_count; }));
     n.drive_for(5ms);
     EXPECT_EQ(copies_of(*first), chunk_count);
-    // Tables of the GPU's copies, and our chunks; the peer's as well where it copies for us.
+    // Tables of the GPU's copies, and our chunks; also the peer's chunks where the peer copies for
+    // us.
     EXPECT_LE(n.gpus_a->pinned_now(), 16 * mib);
     first->hold(false);
     ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 4; }));
@@ -108,7 +109,7 @@ TEST(shm_gpu, a_fence_does_not_wait_for_a_peer_that_answers_nothing) {
     std::memset(there.data(), 0x77, there.size());
     const auto given = two_nodes::grant(n.b);
     ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, given, {{0, 0, 32 * mib, 0, 0, 1}}}})));
-    // Only we go on, as far as that goes.
+    // Drives only our side, until it can go no further.
     const auto asked = [&] {
       for (int i = 0; i < 200; ++i) n.a.place->poll();
       std::this_thread::sleep_for(100us);
@@ -122,12 +123,12 @@ TEST(shm_gpu, a_fence_does_not_wait_for_a_peer_that_answers_nothing) {
     }
     EXPECT_EQ(n.a.sink->completed(), 1U);
     EXPECT_TRUE(n.a.place->deregister(n.a.region));
-    // The peer wakes with its grant withdrawn meanwhile.
+    // The peer wakes after its grant was withdrawn.
     ASSERT_TRUE(n.fenced(n.b));
     std::memset(there.data(), 0x55, there.size());
     n.drive_for(20ms);
     EXPECT_TRUE(contract::all_are(there, std::byte{0x55}));
-    // All chunks are of use again.
+    // All chunks are usable again.
     two_nodes::gpu_memory(n.a, 32 * mib);
     const auto good = two_nodes::grant(n.b, transfer_id{2});
     const auto done = n.run(n.a, n.work(dir, {{n.a.region, good, {{0, 0, 32 * mib, 0, 0, 1}}}}));
@@ -169,7 +170,7 @@ TEST(shm_gpu, the_chunks_of_a_link_go_with_it) {
   two_nodes::gpu_memory(n.a, 8 * mib);
   two_nodes::gpu_memory(n.b, 8 * mib);
   std::uint64_t pinned = 0;
-  std::vector<std::shared_ptr<link>> kept;  // as a careless owner would
+  std::vector<std::shared_ptr<link>> kept;  // a careless owner keeps its links
   for (int round = 0; round < 12; ++round) {
     const auto given = two_nodes::grant(n.b);
     for (const auto dir : {direction::write, direction::read, direction::write}) {
@@ -182,7 +183,7 @@ TEST(shm_gpu, the_chunks_of_a_link_go_with_it) {
       ASSERT_TRUE(n.fenced(*e));
       kept.push_back(e->wire);
     }
-    // Once the last copies have ended.
+    // Waits for the last copies to end.
     const auto left = [&] { return n.gpus_a->pinned_now() + n.gpus_b->pinned_now(); };
     if (round == 0) {
       n.drive_for(100ms);
@@ -206,7 +207,7 @@ TEST(shm_gpu, memory_that_cannot_be_pinned_is_said_at_either_end) {
   const auto refused = n.b.wire->grant(n.b.region, {{0, mib, 0, 1}}, access::write, t1);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, errc::pool_exhausted) << to_string(refused.error());
-  // What the tables of the GPU's copies take, and no chunks.
+  // Enough for the tables of the GPU's copies, and for no chunks.
   for (auto* gpus : {n.gpus_a, n.gpus_b}) gpus->pin_at_most(8 * mib - 1);
   const auto given = two_nodes::grant(n.b);
   const auto posted = n.a.wire->post(n.work(direction::write, {{n.a.region, given, {all}}}));
@@ -242,7 +243,7 @@ TEST(shm_gpu, a_process_without_gpus_writes_into_and_reads_from_those_of_another
   ASSERT_FALSE(n.run(n.a, n.work(direction::read, {{n.a.region, given, {back}}})).failure);
   EXPECT_EQ(std::memcmp(n.a.memory.data(), there.data(), 2 * mib), 0);
   EXPECT_EQ(std::memcmp(n.a.memory.data(), n.a.memory.data() + 2 * mib, 2 * mib), 0);
-  // And what it grants the other's GPU moves.
+  // The other GPU can also move what the node grants.
   const auto to_us = two_nodes::grant(n.a, transfer_id{2});
   const segment down{2 * mib, mib, mib, 0, 0, 1};
   contract::fill(there, 9);

@@ -154,7 +154,7 @@ TEST(shm_link, answers_a_fence_that_meets_a_write_which_it_refuses) {
   if (met == 0) GTEST_SKIP() << "no fence met a write on a machine as busy as this";
 }
 
-/// Memory that whoever touches it first waits at: the thread stands still in the middle of its copy.
+/// Memory whose first access blocks: the thread stops in the middle of its copy.
 class gated_memory {
  public:
   static constexpr std::size_t size = std::size_t{64} << 10;
@@ -199,7 +199,7 @@ class gated_memory {
       ::mprotect(gate->bytes.data(), size, PROT_READ | PROT_WRITE);
       return;
     }
-    ::signal(SIGSEGV, SIG_DFL);  // of somebody else: it comes again
+    ::signal(SIGSEGV, SIG_DFL);  // a fault elsewhere: let it happen again and end the process
   }
 
   static inline std::array<std::atomic<gated_memory*>, 4> all_{};
@@ -207,7 +207,7 @@ class gated_memory {
   struct sigaction before_ {};
 };
 
-/// One of the dialer's, which the acceptor has granted and which stands in the middle of its copy.
+/// A read by the dialer that the acceptor has granted, and that stopped in the middle of its copy.
 class standing_read {
  public:
   standing_read(pair& both, region_id from, transfer_id of) {
@@ -238,7 +238,8 @@ class standing_read {
 
 TEST(shm_link, that_is_closed_answers_a_fence_whose_reader_left_while_it_told_of_another) {
   constexpr transfer_id first{1}, second{2}, third{3};
-  // Whether a round of the thread that makes progress settles the link right behind it is up to the kernel.
+  // Whether the progress thread settles the link right afterwards depends on the kernel's
+  // scheduling.
   for (int round = 0; round < 20; ++round) {
     pair both;
     const auto from = both.acceptor.allocate(gated_memory::size);
@@ -248,7 +249,7 @@ TEST(shm_link, that_is_closed_answers_a_fence_whose_reader_left_while_it_told_of
       if (which != first) return;
       other->go_on();
       EXPECT_TRUE(eventually([&] { return other->is_over(); }));
-      // It sees that the reader of the second is gone.
+      // The fence sees that the reader of the second is gone.
       EXPECT_EQ(both.acceptor.to_peer->fence(third), fence_state::quiescent);
     };
     ASSERT_EQ(both.acceptor.to_peer->fence(first), fence_state::pending);

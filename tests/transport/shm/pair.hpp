@@ -20,7 +20,7 @@ namespace troupe::transport::shm_test {
 
 using namespace std::chrono_literals;
 
-/// Remembers what a link said.
+/// Records what a link reports.
 class recorder final : public link_sink {
  public:
   void on_up() override {
@@ -47,7 +47,7 @@ class recorder final : public link_sink {
     broken_.push_back(std::move(why));
   }
 
-  /// Called in the callback. Set before anything is fenced.
+  /// Called from within the callback. Set it before any fence.
   std::function<void(transfer_id)> when_quiescent;
 
   [[nodiscard]] int ups() const { return get(ups_); }
@@ -75,7 +75,7 @@ class recorder final : public link_sink {
   std::vector<troupe::error> broken_;
 };
 
-/// Looks more often than other tests do: some of these wait thousands of times.
+/// Checks more often than other tests do: some of these tests wait thousands of times.
 inline bool eventually(const std::function<bool()>& what) {
   const auto look = [&] {
     if (what()) return true;

@@ -47,7 +47,7 @@ TEST(peer_process, a_process_is_alive_until_it_ends) {
   EXPECT_FALSE(peer.alive());
 }
 
-/// A handled signal ends every call that could wait, even one that is to wait for no time at all.
+/// A handled signal interrupts every blocking call, even one with a zero time-out.
 TEST(peer_process, a_signal_of_this_process_makes_no_other_one_look_dead) {
   child other;
   const auto peer = peer_process::open(static_cast<std::uint32_t>(other.pid));
@@ -82,7 +82,7 @@ TEST(peer_process, only_the_one_that_told_the_number_shows_it) {
   EXPECT_FALSE(self.shows({8, value}));
 }
 
-/// A peer that has ended, and whose number belongs to another process by now: to us.
+/// A peer that has ended, and whose pid now belongs to another process: this one.
 struct reused_number : ::testing::Test {
   static peer_process take_over() {
     child other;
@@ -90,7 +90,7 @@ struct reused_number : ::testing::Test {
     other.end();
     return {static_cast<std::uint32_t>(::getpid()), owned_fd{static_cast<int>(pidfd)}};
   }
-  /// One block from the pool to `stranger` or back, through the kernel.
+  /// A copy of one block from the pool to `stranger` or back, through the kernel.
   std::unique_ptr<copy_job> job(direction dir) {
     auto job = std::make_unique<copy_job>();
     auto& made = *job;

@@ -15,7 +15,7 @@
 
 namespace troupe::transport::shm_test {
 
-/// A pipe both ways for what the cluster messages would carry: offers and grants.
+/// A two-way pipe for the content of cluster messages: offers and grants.
 class channel {
  public:
   explicit channel(int fd) : fd_{fd} {}
@@ -81,7 +81,7 @@ class channel {
   int fd_;
 };
 
-/// Brings the link of `self` up with the process at the other end of `line`.
+/// Brings up the link of `self` to the process at the other end of `line`.
 inline void join(node& self, incarnation peer, link_role role, channel& line) {
   self.open(peer, role);
   const auto offer = self.to_peer->offer();
@@ -91,8 +91,8 @@ inline void join(node& self, incarnation peer, link_role role, channel& line) {
   if (!eventually([&] { return self.said->ups() == 1; })) std::abort();
 }
 
-/// Another process that runs `body` and then waits to be killed. Made before this process has any
-/// thread.
+/// Another process that runs `body` and then waits to be killed. Create it before this process has
+/// any thread.
 class other_process {
  public:
   explicit other_process(const std::function<void(channel&)>& body) {

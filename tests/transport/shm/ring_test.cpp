@@ -15,7 +15,7 @@ namespace {
 
 using troupe::testing::noise_of;
 
-/// A ring as a fresh memfd gives it: zeros.
+/// A ring as in a new memfd: all zeros.
 struct fixture {
   std::unique_ptr<ring_memory> memory = std::make_unique<ring_memory>();
   ring_producer producer{*memory};
@@ -79,7 +79,7 @@ TEST(ring, a_consumer_that_prepares_to_sleep_never_misses_a_record) {
   EXPECT_TRUE(f.consumer.prepare_sleep());
   ASSERT_TRUE(*f.producer.push(noise_of(10, 1)));
   EXPECT_TRUE(f.producer.must_wake_consumer());
-  EXPECT_FALSE(f.producer.must_wake_consumer());  // asked for once
+  EXPECT_FALSE(f.producer.must_wake_consumer());  // already asked for
   EXPECT_FALSE(f.consumer.prepare_sleep());
 }
 
@@ -112,7 +112,7 @@ TEST(ring, two_threads_exchange_frames_in_order_while_the_ring_overflows) {
   producer.join();
 }
 
-/// What a peer gone wild may do to every word of the shared page.
+/// A hostile peer may write anything to every word of the shared page.
 TEST(ring, garbage_in_the_shared_page_is_an_error_or_a_frame_within_bounds_and_nothing_else) {
   std::mt19937_64 random{11};
   for (int round = 0; round < 300; ++round) {

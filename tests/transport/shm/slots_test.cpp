@@ -42,7 +42,7 @@ TEST(slots, a_slot_whose_visitor_is_inside_drains_until_it_leaves_and_is_not_giv
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, errc::overloaded);
   EXPECT_FALSE(owner.sweep());
-  EXPECT_TRUE(inside.leave());  // the owner waits for us: ring it
+  EXPECT_TRUE(inside.leave());  // the owner waits for us, so ring it
   EXPECT_TRUE(owner.sweep());
   EXPECT_FALSE(owner.any_draining());
   EXPECT_TRUE(owner.give(11, second, {}));
@@ -79,7 +79,7 @@ TEST(slots, a_visitor_never_writes_after_the_revocation_was_quiescent) {
     std::array<grant_slot, 1> shared{};
     slot_owner owner{shared};
     ASSERT_TRUE(owner.give(10, first, {}));
-    // Plain memory on purpose: the thread sanitizer proves the ordering.
+    // Plain memory on purpose: the thread sanitizer then checks the ordering.
     std::uint64_t payload = 0;
     std::atomic<bool> started{false};
     std::thread visitor{[&] {

@@ -1,5 +1,5 @@
-// Memory of an engine, in a process that its peer may not trace: no link comes up over which nothing
-// would move. Memory that the endpoint allocates needs no tracing.
+// Memory of an engine in a process that its peer may not trace: no link comes up, since nothing
+// could move over it. Memory that the endpoint allocates needs no tracing.
 
 #include "troupe/transport/shm/tracing.hpp"
 
@@ -26,7 +26,7 @@ verdict verdict_of(const node& self) {
                                                                        : verdict::otherwise;
 }
 
-/// Exchanges offers, and waits for what comes of it.
+/// Exchanges offers and waits for the result.
 verdict meet(node& self, incarnation peer, link_role role, channel& line) {
   self.open(peer, role);
   line.send(self.to_peer->offer().payload);
@@ -35,7 +35,7 @@ verdict meet(node& self, incarnation peer, link_role role, channel& line) {
   return verdict_of(self);
 }
 
-/// The other process: may not reach its parent, or says that it does.
+/// The other process: gives up the right to reach its parent, and reports if it still reaches it.
 void be_without_rights(link_role role, channel& line) {
   (void)line.receive_value<bool>();  // the parent's memory is hidden now
   const bool barred = testing::give_up_rights() && !testing::reaches_parent();

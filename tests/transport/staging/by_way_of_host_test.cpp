@@ -8,8 +8,8 @@
 #include "gpu_nodes.hpp"
 #include "memory_reach.hpp"
 
-// Memory of GPUs by way of chunks on the host: what the backends that move it so have in common, on GPUs
-// that are none. That the promises of every link hold for it is in tests/transport/contract.
+// GPU memory by way of chunks on the host: what the backends that use it have in common, on GPU
+// doubles. The promises of every link are tested in tests/transport/contract.
 namespace troupe::transport::contract {
 namespace {
 
@@ -48,7 +48,7 @@ TEST_P(by_way_of_the_host, a_transfer_far_larger_than_its_chunks_goes_through_th
     constexpr std::uint64_t size = 40 * mib;
     n.allocate(on_gpus, size);
     const auto given = two_nodes::grant(n.b);
-    // One run, unaligned at both ends, and rows that fit no chunk.
+    // One run, unaligned at both ends, and rows longer than a chunk.
     const std::vector<segment> long_run{{3, 1, size - 77, 0, 0, 1}};
     const std::vector<segment> rows{{0, 5, 300'001, 300'001, 300'100, 100}};
     for (const auto* segments : {&long_run, &rows}) {
@@ -63,7 +63,7 @@ TEST_P(by_way_of_the_host, a_transfer_far_larger_than_its_chunks_goes_through_th
                      dir);
       }
     }
-    // Each lane has chunks for what it sends and for what it gets; tables come with them.
+    // Each lane has chunks for sending and for receiving, and tables with them.
     EXPECT_LE(n.gpus_a->pinned_now(), 16 * mib * GetParam().lanes);
   }
 }
@@ -158,7 +158,8 @@ TEST_P(by_way_of_the_host, a_fence_is_pending_while_a_gpu_touches_the_memory_at_
   for (const auto dir : {direction::write, direction::read}) {
     for (const bool at_target : {false, true}) {
       two_nodes n{GetParam()};
-      // More than fits into the chunks of all lanes: what has a chunk may still arrive whole.
+      // More than fits into the chunks of all lanes. What already has a chunk may still arrive
+      // whole.
       constexpr std::uint64_t size = 16 * mib;
       two_nodes::gpu_memory(n.a, size);
       two_nodes::gpu_memory(n.b, size);
@@ -208,12 +209,12 @@ TEST_P(by_way_of_the_host,
         EXPECT_EQ(done.bytes, 0U);
         EXPECT_EQ(done.bad_segments, std::vector{0U});
       }
-      if (GetParam().kind == backend_kind::tcp) {  // nobody else has anything under way
+      if (GetParam().kind == backend_kind::tcp) {  // no other work is in flight
         EXPECT_EQ(n.a.wire->fence(t1), fence_state::quiescent);
         EXPECT_EQ(n.b.wire->fence(t1), fence_state::quiescent);
       }
       EXPECT_TRUE(n.fenced(n.a) && n.fenced(n.b));
-      // Memory of the host does not care.
+      // Memory of the host is not affected.
       fill(two_nodes::host_memory(n.a, mib), 1);
       const auto there = two_nodes::host_memory(n.b, mib);
       const auto good = two_nodes::grant(n.b, transfer_id{2});
@@ -227,7 +228,7 @@ TEST_P(by_way_of_the_host,
 
 namespace {
 
-/// Drives one end, which sleeps when it may. Its rounds.
+/// Drives one end, which may sleep. Returns the number of its rounds.
 std::uint64_t rounds_of(end& e, std::chrono::milliseconds time) {
   const int nothing = ::eventfd(0, EFD_CLOEXEC);
   std::uint64_t rounds = 0;
@@ -251,7 +252,8 @@ TEST_P(by_way_of_the_host, who_makes_progress_sleeps_while_a_gpu_takes_long) {
       gpus->hold(true);
       ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, two_nodes::grant(n.b), {all}}})));
       ASSERT_TRUE(n.until([&] { return copies_of(*gpus) > 0; }));
-      // It polls for 250 us after work; all the time would be hundreds of thousands.
+      // It polls for 250 us after work; polling all the time would take hundreds of thousands of
+      // rounds.
       EXPECT_LT(rounds_of(at_target ? n.b : n.a, 150ms), 10'000U);
       gpus->hold(false);
       ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
@@ -271,7 +273,7 @@ TEST_P(by_way_of_the_host, a_gpu_that_is_lost_while_everybody_sleeps_is_noticed_
       ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, two_nodes::grant(n.b), {all}}})));
       ASSERT_TRUE(n.until([&] { return copies_of(*gpus) > 0; }));
       std::this_thread::sleep_for(20ms);
-      gpus->lose();  // it rings nobody
+      gpus->lose();  // a lost GPU rings nobody
       ASSERT_TRUE(n.until([&] { return n.a.sink->completed() == 1; }));
       const auto done = n.a.sink->outcome_of(1);
       ASSERT_TRUE(done.failure);

@@ -23,7 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 
-/// What a link does for its copies.
+/// Does for the copies what a link does.
 struct looker final : pollable {
   explicit looker(staged_copies& of) : copies{of} {}
   bool on_ready(std::uint64_t, std::uint32_t) override { return false; }
@@ -33,7 +33,7 @@ struct looker final : pollable {
   staged_copies& copies;
 };
 
-/// Another link's end may look at any moment; this one lets it.
+/// Lets another link's end look at the copies in the middle of a call.
 struct interrupted_double final : xgmi::gpu_double {
   [[nodiscard]] result<void> ring_after(xgmi::gpu_stream on,
                                         std::shared_ptr<xgmi::bell> what) override {
@@ -55,7 +55,7 @@ struct staged : ::testing::Test {
     site->runtime->release(0, memory);
     ::close(nothing);
   }
-  /// Into a chunk.
+  /// Starts a copy into a chunk.
   std::shared_ptr<staged_copy> start() { return start_by(copies); }
   std::shared_ptr<staged_copy> start_by(staged_copies& by) {
     auto chunk = by.lend(quota).value();
@@ -66,7 +66,7 @@ struct staged : ::testing::Test {
     what.bytes = size;
     return by.start(std::move(chunk), what);
   }
-  /// Without a look of its own: what it waits for must wake it. Its rounds.
+  /// Does not poll by itself: the copies must wake it. Returns the number of rounds.
   std::uint64_t drive(clock::time_point end, const std::function<bool()>& done) const {
     std::uint64_t rounds = 0;
     EXPECT_TRUE(engine->drive(end, nothing, [&] {
@@ -75,7 +75,7 @@ struct staged : ::testing::Test {
     }));
     return rounds;
   }
-  /// Until nothing flies any more, by which the sleep is to end.
+  /// Drives until nothing is in flight, which must also end the sleep.
   std::uint64_t drive_to_the_end() const {
     const auto end = troupe::testing::end_of_wait();
     const auto rounds = drive(end, [&] { return !copies.any(); });
@@ -139,7 +139,8 @@ TEST_F(staged, nobody_sleeps_whose_copy_ended_while_the_bell_was_put_behind_anot
   const auto ours = start();
   gpus->before_next_ring = [&] {
     gpus->hold(false);
-    // Who arms the bell has the stream of the other's copy, and looks at ours next.
+    // `may_sleep` arms the bell behind the other link's copy; meanwhile the other link sees that
+    // ours has ended.
     std::thread other{[&] {
       const auto last = troupe::testing::end_of_wait();
       while (!ours->flown() && clock::now() < last) static_cast<void>(of_another_link.look());

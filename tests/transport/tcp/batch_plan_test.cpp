@@ -108,7 +108,7 @@ TEST(batch_plan_test, a_failed_batch_names_what_was_not_acknowledged_besides_wha
   const auto named = [&](auto&& change) {
     const auto plan = p.plan(segments, 4).value();
     const auto parts = plan->parts();
-    EXPECT_EQ(parts.size(), 4U);  // each has one segment and a half
+    EXPECT_EQ(parts.size(), 4U);  // each has one and a half segments
     for (auto& part : parts) part.done = true;
     plan->failure = troupe::error{errc::peer_lost, "gone"};
     change(*plan, parts);

@@ -11,7 +11,7 @@
 
 #include "waiting.hpp"
 
-// Reads that were fenced before their requests went out. Nobody but the test drives the nodes.
+// Reads that were fenced before their requests were sent. Only the test drives the nodes.
 namespace troupe::transport::tcp {
 
 namespace {
@@ -116,7 +116,7 @@ TEST_F(fenced_reads, are_not_asked_for_behind_their_own_end) {
            (answer == fence_state::quiescent || reader.sink->quiescent.contains(fenced.value));
   })) << reader.sink->completed;
   EXPECT_EQ(reader.sink->failed, more);
-  // One more comes behind whatever was asked for.
+  // One more read, behind all others.
   read(1, kept);
   EXPECT_TRUE(until([&] { return reader.sink->completed == max_open_reads + more + 1; }));
   EXPECT_EQ(owner.wire->stats().bytes_out, each * (max_open_reads + 1))

@@ -49,14 +49,14 @@ std::vector<std::byte> write_frame(std::vector<std::uint32_t> lengths, std::size
   return out;
 }
 
-// What a stream says, however it is cut: one string per frame.
+// The decoded frames of a stream, one string per frame.
 struct heard {
   std::vector<std::string> frames;
   bool malformed{false};
 };
 
-// Feeds the decoder as a receiver does; now and then takes data past it, as one does that reads in
-// place.
+// Feeds the decoder as a receiver does. Now and then takes data past the decoder, like a receiver
+// that reads in place.
 heard listen(std::span<const std::byte> stream, std::mt19937& random, std::size_t largest) {
   heard out;
   frame_decoder decoder;

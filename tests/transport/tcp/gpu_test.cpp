@@ -13,8 +13,8 @@
 #include "gpu_nodes.hpp"
 #include "waiting.hpp"
 
-// Memory of GPUs over sockets: what is tcp's own in it, on GPUs that are none. That the promises of every
-// link hold for it is in tests/transport/contract.
+// GPU memory over sockets, on GPU doubles: what is specific to tcp. The promises of every link are
+// tested in tests/transport/contract.
 namespace troupe::transport::tcp {
 namespace {
 
@@ -50,7 +50,7 @@ TEST(tcp_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk) {
   contract::expect_moved(here, there, blocks, direction::write);
   EXPECT_EQ(n.gpus_a->launches(), 4U) << "4 MiB are four chunks";
   EXPECT_EQ(n.gpus_a->engine_copies(), 0U);
-  // A frame has at most 192 entries: 768 KiB of these.
+  // A frame has at most 192 entries: 768 KiB of these segments.
   EXPECT_LE(n.gpus_b->launches(), 8U);
   const auto whole = n.run(
       n.a,
@@ -60,8 +60,8 @@ TEST(tcp_gpu, scattered_blocks_cross_the_bus_with_one_launch_per_chunk) {
   EXPECT_EQ(n.gpus_a->launches(), 4U);
 }
 
-// Chunks come back at any time. Where those behind the next job took them all while it went without, the
-// lane stood still: it waited for the next, and that for a chunk.
+// Chunks come back at any time. If later jobs took them all while an earlier one had none, the lane
+// would stall: the later jobs wait for the earlier one, which waits for a chunk.
 TEST(tcp_gpu, no_job_takes_a_chunk_that_one_before_it_waits_for) {
   const auto pool = std::make_shared<staging::staging_pool>(xgmi::double_site(), xgmi_options{});
   ASSERT_TRUE(pool->prepare(0));
@@ -132,7 +132,8 @@ TEST(tcp_gpu, a_fence_of_a_link_that_has_ended_waits_for_its_copies_too) {
   }
 }
 
-// A batch that reads by a standing grant is of another transfer than the grant, whose fence takes it back.
+// A batch that reads by a standing grant belongs to another transfer than the grant, whose fence
+// takes the grant back.
 TEST(tcp_gpu, a_standing_grant_is_taken_back_once_the_gpu_has_read_for_the_peer) {
   two_nodes n;
   two_nodes::gpu_memory(n.a, 2 * mib);
@@ -159,7 +160,7 @@ TEST(tcp_gpu, the_chunks_of_a_link_that_ended_are_used_by_the_next) {
   two_nodes::gpu_memory(n.a, 8 * mib);
   two_nodes::gpu_memory(n.b, 8 * mib);
   std::uint64_t pinned = 0;
-  std::vector<std::shared_ptr<link>> kept;  // as a careless owner would
+  std::vector<std::shared_ptr<link>> kept;  // a careless owner keeps its links
   for (int round = 0; round < 12; ++round) {
     const auto given = two_nodes::grant(n.b);
     for (const auto dir : {direction::write, direction::read, direction::write}) {
@@ -194,12 +195,12 @@ TEST(tcp_gpu, what_a_driver_refuses_fails_its_batch_alone_and_only_once_the_gpu_
       two_nodes::gpu_memory(n.a, mib);
       two_nodes::gpu_memory(n.b, mib);
       const auto given = two_nodes::grant(n.b);
-      // Kernels take the short ones, the copy engine the long one.
+      // Kernels copy the short segments, the copy engine the long one.
       const std::vector<segment> kernels{{0, 0, 4096, 0, 0, 1}, {8192, 8192, 4096, 0, 0, 1}};
       const std::vector<segment> engine{all};
       const auto& segments = what == call::copy ? engine : kernels;
       n.gpus_a->hold(true);
-      // Those that are asked again are refused for as long as another thread captures a graph.
+      // Calls that are retried are refused for as long as another thread captures a graph.
       const bool asked_again = what == call::record || what == call::query;
       n.gpus_a->refuse(what, asked_again ? 3000 : 1);
       ASSERT_TRUE(n.a.wire->post(n.work(dir, {{n.a.region, given, segments}})));
@@ -254,7 +255,7 @@ TEST(tcp_gpu, memory_that_cannot_be_pinned_is_said_at_once_or_waited_for) {
   const auto refused = n.b.wire->grant(n.b.region, {{0, mib, 0, 1}}, access::write, t1);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, errc::pool_exhausted) << to_string(refused.error());
-  // The tables of a GPU's copies, and the first chunks; four lanes want more.
+  // Enough for the tables of a GPU's copies and the first chunks; four lanes want more.
   for (auto* gpus : {n.gpus_a, n.gpus_b}) gpus->pin_at_most(14 * mib);
   const auto given = two_nodes::grant(n.b);
   contract::fill(n.a.memory, 1);

@@ -1,7 +1,7 @@
 #pragma once
 
-/// A victim at whose data port somebody misbehaves. Throughout, a real pair of nodes goes on moving
-/// and checking bytes.
+/// A victim whose data port is attacked. Throughout, a real pair of nodes goes on moving and
+/// checking bytes.
 
 #include <algorithm>
 #include <array>
@@ -67,7 +67,7 @@ struct quiet_sink final : link_sink {
     broken = true;
   }
   std::atomic<bool> up{false}, broken{false};
-  std::atomic<bool> held{false};  ///< whoever tells of a frame stays in the call
+  std::atomic<bool> held{false};  ///< a callback for a frame blocks while set
   std::atomic<std::size_t> completed{0}, failed{0}, frames{0};
   std::mutex mutex;
   troupe::error reason;
@@ -81,7 +81,7 @@ struct node {
   explicit node(incarnation self, std::function<void(const std::string&)> notice = {}) {
     endpoint_options options;
     options.self = self;
-    options.peer_silence = 10 * wait_limit;  // what ends a link is something else
+    options.peer_silence = 10 * wait_limit;  // silence must not end a link here
     options.notice = std::move(notice);
     place = endpoint::create(std::move(options)).value();
     region = place->allocate(region_size, "hostile").value();
@@ -125,7 +125,7 @@ class hostile : public ::testing::Test {
     to_victim_->close();
     to_friend_->close();
   }
-  /// A real peer gets in.
+  /// Expects a real peer to get in.
   void let_friend_in() {
     auto dialer_sink = std::make_shared<quiet_sink>();
     auto door_sink = std::make_shared<quiet_sink>();
@@ -161,7 +161,7 @@ class hostile : public ::testing::Test {
     at.sin_port = htons(victim.place->data_port());
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
-    // A victim that says nothing where it should fails the test; it must not hang it.
+    // If the victim stays silent where it should answer, the test must fail, not hang.
     const timeval limit{wait_limit.count(), 0};
     EXPECT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
     return fd;
@@ -237,7 +237,7 @@ class hostile : public ::testing::Test {
     }
     return bytes;
   }
-  /// The completion that the victim sends; a status of 254 or 255: it sent none.
+  /// The completion that the victim sends; a status of 254 or 255 means that it sent none.
   struct victims_word {
     std::uint8_t status{255};
     completion_body body;

@@ -29,14 +29,14 @@ template <class Bytes>
   return bytes;
 }
 
-/// What passes on the way, for whoever listens there: the messages of one lane's greeting.
+/// The messages of one lane's greeting, as an eavesdropper sees them.
 struct lane_talk {
   hello_bytes greeting{};
   reply_bytes challenge{};
   proof_bytes shown{};
 };
 
-/// Up to the challenge.
+/// Greets, up to the challenge.
 inline lane_talk greet(const owned_fd& fd, const hello& said) {
   lane_talk talk;
   talk.greeting = encode(said);
@@ -53,14 +53,14 @@ struct link_secrets {
   [[nodiscard]] lane_key key() const { return key_of_lanes(acceptors, dialers); }
 };
 
-/// The proofs of whoever has these secrets.
+/// The proofs of a dialer that has these secrets.
 inline dialers_proofs proofs_with(const link_secrets& with, const hello_bytes& greeting,
                                   const reply_bytes& challenge) {
   return {.invitation = prove_invitation(with.acceptors, greeting, challenge),
           .proof = prove_lane(link_role::initiator, with.key(), greeting, challenge)};
 }
 
-/// Up to the proofs; the verdict comes when the other lanes are there.
+/// Goes on up to the proofs; the verdict comes once the other lanes are there.
 inline lane_talk prove(const owned_fd& fd, const hello& said, const link_secrets& with) {
   auto talk = greet(fd, said);
   talk.shown = encode(proofs_with(with, talk.greeting, talk.challenge));
@@ -68,14 +68,14 @@ inline lane_talk prove(const owned_fd& fd, const hello& said, const link_secrets
   return talk;
 }
 
-/// The code of the refusal that comes next; `nullopt`: something else comes.
+/// The code of the refusal that comes next; `nullopt` if something else comes.
 inline std::optional<errc> refusal_from(const owned_fd& fd) {
   const auto reply = decode_reply(hear<reply_bytes>(fd));
   if (!reply || reply->kind != reply_kind::refusal) return std::nullopt;
   return static_cast<errc>(reply->status);
 }
 
-/// Whether the acceptor has the lane now, and has proved itself.
+/// Whether the acceptor takes the lane and has proved itself.
 inline bool is_accepted(const owned_fd& fd, const lane_talk& talk, const link_secrets& with) {
   const auto reply = decode_reply(hear<reply_bytes>(fd));
   return reply && reply->kind == reply_kind::verdict &&

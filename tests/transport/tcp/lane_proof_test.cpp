@@ -52,7 +52,7 @@ TEST_F(lane_proof_test, one_ends_proof_is_not_the_others) {
 TEST_F(lane_proof_test, an_invitation_is_no_proof_and_fits_its_messages_and_its_secret) {
   const auto right = prove_invitation(acceptors, said, challenge);
   EXPECT_FALSE(same_proof(right, dialers_proof()));
-  // Also where the second half of the key is nothing: the label is another.
+  // Also if the second half of the key is empty: the label differs.
   EXPECT_FALSE(same_proof(
       right, prove_lane(link_role::initiator, key_of_lanes(acceptors, {}), said, challenge)));
   EXPECT_FALSE(same_proof(right, prove_invitation(dialers, said, challenge)));

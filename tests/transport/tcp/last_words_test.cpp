@@ -1,4 +1,4 @@
-// What a peer says before it goes counts, whichever lane shows first that it has gone.
+// Frames that a peer sent before it went count, whichever lane first shows that it has gone.
 
 #include <array>
 #include <vector>
@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::size_t said = 10;
 
-/// A peer on two lanes. The victim's thread is inside the callback for the first frame of lane 0, so it
-/// has that lane and reads no other.
+/// A peer on two lanes. The victim's thread is inside the callback for the first frame of lane 0,
+/// so it holds that lane and reads no other.
 class last_words : public hostile {
  protected:
   static link_options two_lanes() {
@@ -36,7 +36,7 @@ class last_words : public hostile {
     encode(frame_header{.type = frame_type::session, .session_size = 3}, bytes.data());
     for (std::size_t i = 0; i < count; ++i) send(peer.fd, bytes);
   }
-  /// As real lanes do, whatever is not acknowledged yet.
+  /// Sends as real lanes do, without waiting for acknowledgements.
   void send_at_once() const {
     const int on = 1;
     EXPECT_EQ(::setsockopt(peer.fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on), 0);
@@ -58,7 +58,7 @@ class last_words : public hostile {
 }  // namespace
 
 TEST_F(last_words, are_heard_where_another_lane_says_goodbye_first) {
-  say_frames(said - 1);  // most are sent when the first one is acknowledged: lane 0 is empty before
+  say_frames(said - 1);  // most are sent once the first is acknowledged: until then lane 0 is empty
   say_goodbye(peer.fd);
   say_goodbye(peer.others[0]);
   EXPECT_TRUE(comes_true([&] { return peer.wire->poll(); }));  // the other lane, on this thread

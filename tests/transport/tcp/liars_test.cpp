@@ -1,4 +1,4 @@
-// A peer with a token of its own that lies: ranges, grants and frames that it has no right to.
+// A lying peer with a valid token: it uses ranges, grants and frames that it has no right to.
 
 #include <random>
 #include <span>
@@ -54,7 +54,7 @@ TEST_F(hostile, a_token_holders_bad_ranges_are_refused_before_memory_is_touched)
   for (std::size_t i = region_size / 2; i < region_size; ++i) {
     ASSERT_EQ(victim.memory[i], std::byte{0x77});
   }
-  // And an honest write on the same link still works.
+  // An honest write on the same link still works.
   send(l.fd,
        write_frame(l.grant, {{.offset = base, .stride = 0, .length = 64, .count = 1, .index = 0}},
                    64, 64));
@@ -113,7 +113,7 @@ TEST_F(hostile, a_truncated_frame_held_open_holds_up_nobody) {
                    4096, 100));
   const auto done = friend_sink_->completed.load();
   EXPECT_TRUE(comes_true([&] { return friend_sink_->completed > done + 20; }));
-  // The fence does not wait for the rest of the frame, and what then comes does not land.
+  // The fence does not wait for the rest of the frame, and the rest does not land.
   EXPECT_EQ(l.wire->fence(transfer_id{9}), fence_state::quiescent);
   std::memset(victim.memory.data() + base, 0x31, 4096);
   send(l.fd, std::vector<std::byte>(3996, std::byte{0x66}));
@@ -141,7 +141,8 @@ TEST_F(hostile, what_the_target_cannot_name_whole_it_does_not_name_in_part) {
   send(l.fd, trailer);
   EXPECT_EQ(word_from(l.fd).body.bad, std::vector{5U});
   l.grant.transfer = transfer;
-  // Of two frames of a batch the grant goes in the middle of the first: nobody has its table any more.
+  // The grant ends in the middle of the first of a batch's two frames: its table is no longer
+  // there.
   auto first = frame_of(7, 10);
   first[3] = std::byte{0};  // not the last
   first[16] = std::byte{2};
@@ -183,7 +184,7 @@ TEST_F(hostile, random_frames_from_a_token_holder_never_touch_what_was_not_grant
     }
     l.wire->close();
   }
-  // The grant covers the first 4096 bytes of the half; all else is as it was.
+  // The grant covers the first 4096 bytes of the half; everything else is unchanged.
   for (std::size_t i = region_size / 2 + 4096; i < region_size; ++i) {
     ASSERT_EQ(victim.memory[i], std::byte{0x77});
   }
@@ -220,7 +221,8 @@ TEST_F(hostile, a_peer_that_takes_no_acknowledgements_is_cut_off) {
     encode_trailer(0, one.data() + header_size);
     writes.insert(writes.end(), one.begin(), one.end());
   }
-  // More than any socket's buffers hold. Who is cut off is not read from any more: a send that waits would never end.
+  // More than any socket's buffers hold. A victim that cuts the peer off stops reading, so a
+  // blocking send would never end.
   std::size_t sent = 0;
   EXPECT_TRUE(comes_true([&] {
     const auto rest = std::span{writes}.subspan(sent);
@@ -268,7 +270,7 @@ TEST_F(hostile, batches_that_are_left_incomplete_are_bounded_in_number) {
   link_options two_lanes;
   two_lanes.lanes = 2;
   auto l = become_peer(incarnation{99}, two_lanes);
-  // What the victim answers is read, so that this is not what ends it.
+  // Reads the victim's answers, so that unread answers do not end the link.
   std::thread reads{[&] {
     std::array<char, 65'536> bytes{};
     while (::recv(l.fd.get(), bytes.data(), bytes.size(), 0) > 0) {
@@ -276,7 +278,7 @@ TEST_F(hostile, batches_that_are_left_incomplete_are_bounded_in_number) {
   }};
   std::vector<std::byte> half(header_size + trailer_size);
   encode_trailer(0, half.data() + header_size);
-  // One half each, of ever more batches: 65,536 are too many.
+  // Sends one half each of ever more batches: 65,536 are too many.
   for (std::uint64_t id = 1; id <= 70'000 && !l.sink->broken; ++id) {
     encode(frame_header{.type = frame_type::write, .flags = flag_last, .parts = 2, .batch = id},
            half.data());

@@ -18,7 +18,7 @@
 #include "lane_by_hand.hpp"
 #include "waiting.hpp"
 
-// Peers that are gone, or frozen, without a word: no FIN, no RST.
+// Peers that vanish or freeze silently: no FIN, no RST.
 namespace troupe::transport::tcp {
 
 namespace {
@@ -49,7 +49,7 @@ struct recorder final : link_sink {
   troupe::error reason;
 };
 
-/// A link of ours whose other end is a bare socket in this test's hands.
+/// A link of ours whose other end is a bare socket that the test holds.
 class silent_peer : public ::testing::Test {
  protected:
   silent_peer() {
@@ -85,14 +85,14 @@ class silent_peer : public ::testing::Test {
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(::connect(peer.get(), reinterpret_cast<sockaddr*>(&at), sizeof at), 0);
   }
-  /// From now on the kernel drops what comes for the peer before TCP sees it, as if its host had
+  /// From now on the kernel drops packets for the peer before TCP sees them, as if its host had
   /// lost power.
   void pull_the_plug() const {
     sock_filter drop{BPF_RET | BPF_K, 0, 0, 0};
     const sock_fprog all{1, &drop};
     ASSERT_EQ(::setsockopt(peer.get(), SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all), 0);
   }
-  /// Posts more than any socket buffers hold.
+  /// Posts more than the socket buffers hold.
   void post_much() {
     remote_grant grant;
     grant.id = 1;
@@ -136,7 +136,7 @@ TEST_F(silent_peer, a_host_that_vanishes_under_writes_fails_them) {
 }
 
 TEST_F(silent_peer, a_frozen_process_that_takes_nothing_more_fails_its_writes) {
-  post_much();  // its kernel goes on answering, with a closed window
+  post_much();  // the peer's kernel still answers, with a closed window
   ASSERT_TRUE(comes_true([&] { return sink->broken.load(); }));
   EXPECT_EQ(sink->reason.code, errc::peer_lost) << sink->reason.message;
   EXPECT_EQ(sink->failed, static_cast<int>(batches));

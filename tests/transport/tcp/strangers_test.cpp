@@ -1,4 +1,4 @@
-// Whoever has no token: wrong greetings, silence, floods and noise at the data port.
+// Strangers without a token: wrong greetings, silence, floods and noise at the data port.
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,8 +12,8 @@
 namespace troupe::transport::tcp {
 
 TEST_F(hostile, wrong_magic_is_hung_up_on_at_once) {
-  // Sooner than on one that came before and says nothing, which has two seconds. A machine that stands still for so
-  // long has another try.
+  // It is answered sooner than an earlier silent connection is given up, which takes two seconds. A
+  // machine that stalls for so long gets another try.
   const auto at_once = [&] {
     const auto silent = dial_victim();
     const auto fd = dial_victim();
@@ -36,7 +36,7 @@ TEST_F(hostile, ten_thousand_silent_connections_cost_a_bounded_number_of_descrip
   ::getrlimit(RLIMIT_NOFILE, &files);
   const auto before = open_descriptors();
   const auto memory_before = resident_bytes();
-  // The flood comes from another process: its descriptors are not ours.
+  // The flood comes from another process, so it uses none of our descriptors.
   const auto flood = ::fork();
   if (flood == 0) {
     files.rlim_cur = files.rlim_max;
@@ -64,7 +64,7 @@ TEST_F(hostile, ten_thousand_silent_connections_cost_a_bounded_number_of_descrip
   }
   EXPECT_LE(notices_, 70) << "one line a second, no more";
   EXPECT_GE(notices_, 1);
-  // A real peer gets in meanwhile and afterwards.
+  // A real peer gets in, during the flood and after it.
   let_friend_in();
 }
 

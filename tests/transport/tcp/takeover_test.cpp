@@ -1,5 +1,5 @@
-// Who reads along, and wants a lane that is another's: replayed greetings, proofs made over something
-// else, a second greeting for a lane, and whoever answers in the peer's place.
+// Eavesdroppers that want a lane of another peer: replayed greetings, proofs over something else, a
+// second greeting for a lane, and impostors that answer in the peer's place.
 
 #include <filesystem>
 #include <optional>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr incarnation their_life{0x3333};
 
-/// A link of the victim that waits for two lanes, of which the test plays the dialling end.
+/// A link of the victim that waits for two lanes. The test plays the dialling end.
 class takeover : public hostile {
  protected:
   takeover() {
@@ -36,7 +36,7 @@ class takeover : public hostile {
     return said;
   }
   using proofs_of = std::function<dialers_proofs(const lane_talk&)>;
-  /// Why the victim refuses those proofs.
+  /// The code with which the victim refuses these proofs.
   std::optional<errc> answer_to(const hello& said, const proofs_of& show) {
     const auto fd = dial_victim();
     const auto talk = greet(fd, said);
@@ -48,7 +48,7 @@ class takeover : public hostile {
       return proofs_with(with, talk.greeting, talk.challenge);
     });
   }
-  /// The rest of the link, and a write over each of its lanes.
+  /// Completes the link and writes over each of its lanes.
   void goes_on_with(const owned_fd& first, const lane_talk& first_talk) {
     const auto second = dial_victim();
     goes_on_with(first, first_talk, second, prove(second, greeting_of(1), secrets));
@@ -77,7 +77,7 @@ class takeover : public hostile {
     }
     EXPECT_FALSE(sink->broken);
   }
-  /// The network ends the connection: its other end is in this process.
+  /// Ends the connection as the network might: its other end is in this process.
   static void end_at_victim(const owned_fd& fd) {
     sockaddr_in ours{};
     socklen_t size = sizeof ours;
@@ -105,7 +105,7 @@ class takeover : public hostile {
   link_secrets secrets;
 };
 
-/// The link of a victim that was not given the dialer's offer yet.
+/// The link of a victim that has not received the dialer's offer yet.
 class early_dialler : public takeover {
  protected:
   early_dialler() {
@@ -125,7 +125,7 @@ class early_dialler : public takeover {
   }
 };
 
-/// Whom the victim dials.
+/// An impostor that the victim dials.
 class false_peer : public hostile {
  protected:
   false_peer() {
@@ -145,7 +145,7 @@ class false_peer : public hostile {
   }
   ~false_peer() override { dialer->close(); }
 
-  /// What the dialer shows.
+  /// The proof that the dialer shows.
   lane_proof ask() {
     hello_reply question{.kind = reply_kind::challenge, .status = 0, .body = {}};
     question.body.fill(std::byte{7});
@@ -171,7 +171,7 @@ class false_peer : public hostile {
 TEST_F(takeover, a_replayed_greeting_gets_nothing) {
   const auto first = dial_victim();
   const auto seen = prove(first, greeting_of(0), secrets);
-  // To the letter, with what the dialer showed: but it was asked something else.
+  // An exact replay of the dialer's proofs, which answer another challenge.
   const auto sniffer = dial_victim();
   say(sniffer, seen.greeting);
   EXPECT_NE(hear<reply_bytes>(sniffer), seen.challenge);
@@ -199,7 +199,7 @@ TEST_F(takeover, a_second_connection_for_a_lane_that_is_proved_is_refused_and_th
   const auto first = dial_victim();
   const auto talk = prove(first, greeting_of(0), secrets);
   const auto before = wire->stats().refused;
-  // Also one whose proof is right.
+  // Refused even with a correct proof.
   EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);
   EXPECT_EQ(wire->stats().refused, before + 1);
   EXPECT_GE(notices_, 1);
@@ -211,7 +211,7 @@ TEST_F(takeover, a_lane_whose_connection_has_ended_may_be_dialled_again) {
   {
     const auto lost = dial_victim();
     prove(lost, greeting_of(0), secrets);
-    EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);  // by now it is there
+    EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);  // the lane is there now
   }
   std::optional<owned_fd> first;
   lane_talk talk;
@@ -220,7 +220,7 @@ TEST_F(takeover, a_lane_whose_connection_has_ended_may_be_dialled_again) {
   const auto is_taken = [&] {
     first = dial_victim();
     talk = prove(*first, greeting_of(0), secrets);
-    // By the time that a later one is answered, this one would have been refused.
+    // When a later greeting is answered, this one would have been refused.
     EXPECT_EQ(answer_to(unknown, secrets), errc::unauthorized);
     char next = 0;
     return ::recv(first->get(), &next, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
@@ -232,7 +232,7 @@ TEST_F(takeover, a_lane_whose_connection_has_ended_may_be_dialled_again) {
 TEST_F(takeover, a_lane_whose_connection_ends_while_others_are_awaited_is_awaited_again) {
   const auto lost = dial_victim();
   prove(lost, greeting_of(0), secrets);
-  EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);  // by now it is there
+  EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);  // the lane is there by now
   end_at_victim(lost);
   const auto second = dial_victim();
   const auto second_talk = prove(second, greeting_of(1), secrets);
@@ -254,7 +254,7 @@ TEST_F(takeover, a_wrong_proof_is_refused) {
   EXPECT_EQ(answer_to(said, {.acceptors = secrets.dialers, .dialers = secrets.acceptors}),
             errc::unauthorized);
   EXPECT_EQ(answer_to(said, link_secrets{}), errc::unauthorized);
-  // One of the two does not do, nor does the one for the other, nor the acceptor's own.
+  // One of the two proofs is not enough; nor is the one for the other lane, nor the acceptor's own.
   const auto right = [&](const lane_talk& talk) {
     return proofs_with(secrets, talk.greeting, talk.challenge);
   };
@@ -274,7 +274,7 @@ TEST_F(takeover, a_wrong_proof_is_refused) {
             .proof = prove_lane(link_role::acceptor, secrets.key(), talk.greeting, talk.challenge)};
       }};
   for (const auto& show : others) EXPECT_EQ(answer_to(said, show), errc::unauthorized);
-  // A link that nobody waits for is answered alike.
+  // A link that nobody waits for gets the same answer.
   auto unknown = said;
   ++unknown.link;
   EXPECT_EQ(answer_to(unknown, secrets), errc::unauthorized);
@@ -411,7 +411,7 @@ TEST_F(early_dialler, that_does_not_own_the_offer_is_refused_when_that_comes) {
   others.dialers.fill(std::byte{0x11});
   const auto fd = dial_victim();
   prove(fd, greeting_of(0), others);
-  EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);  // by now it is there
+  EXPECT_EQ(answer_to(greeting_of(0), secrets), errc::already_exists);  // the lane is there by now
   give_offer();
   EXPECT_EQ(refusal_from(fd), errc::unauthorized);
   expect_waiting();
@@ -449,7 +449,7 @@ TEST_F(false_peer, that_says_something_else_is_no_peer) {
 }
 
 TEST_F(false_peer, of_an_older_release_is_named_as_such) {
-  // As release 1 refuses and as it agrees.
+  // The refusal and the agreement of release 1.
   auto reply = encode(hello_reply{.kind = reply_kind::refusal, .status = 0, .body = {}});
   reply[8] = std::byte{1};
   say(fd, reply);

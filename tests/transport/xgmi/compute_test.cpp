@@ -15,7 +15,7 @@
 #include "slow_kernels.hpp"
 #include "waiting.hpp"
 
-// Points in the work of a GPU that an engine computes on: who waits for them is told, once, in order.
+// Points in the work of a GPU that an engine computes on: waiters are told once, in order.
 namespace troupe::transport::xgmi {
 namespace {
 
@@ -26,7 +26,7 @@ class compute : public ::testing::Test {
  protected:
   std::mutex mutex;
   std::string
-      told;  ///< a letter for each point that came, and in capitals for each that never will
+      told;  ///< a letter for each point that was reached, in capitals for each that never will be
   std::string why;
   std::shared_ptr<gpu_site> site{std::make_shared<gpu_site>(std::make_unique<gpu_double>())};
   gpu_double& gpus{dynamic_cast<gpu_double&>(*site->runtime)};
@@ -38,7 +38,7 @@ class compute : public ::testing::Test {
     options.xgmi.site = site;
     return endpoint::create(std::move(options)).value();
   }
-  /// One kernel, and a point behind it.
+  /// Launches one kernel, and waits for a point behind it.
   result<void> wait_behind(slow_kernels& kernels, char letter, std::uint64_t line) {
     kernels.launch();
     const auto event = kernels.mark();
@@ -47,7 +47,7 @@ class compute : public ::testing::Test {
       told += static_cast<char>(failure ? letter - 'a' + 'A' : letter);
       if (failure) why = failure->message;
     });
-    gpus.release_event(event);  // the call was all that it is needed for
+    gpus.release_event(event);  // the event is needed only for the call
     return ok;
   }
   std::string told_now() {
@@ -66,7 +66,7 @@ TEST_F(compute, points_are_told_once_each_when_the_gpu_has_come_there) {
   EXPECT_EQ(told_now(), "");
   kernels.finish(0);
   EXPECT_TRUE(comes_to("a")) << told_now();
-  kernels.finish(2);  // behind one that has not ended
+  kernels.finish(2);  // behind a kernel that has not ended
   std::this_thread::sleep_for(50ms);
   EXPECT_EQ(told_now(), "a");
   kernels.finish(1);
@@ -142,7 +142,7 @@ TEST_F(compute, what_is_no_point_is_refused) {
   EXPECT_EQ(elsewhere.error().code, errc::no_device);
 }
 
-/// Work of a stream that stands still until it is let go.
+/// Work of a stream that blocks until it is let go.
 class held_work final : public bell {
  public:
   void ring() noexcept override {

@@ -10,7 +10,7 @@
 
 #include "sanitized.hpp"
 
-// What a batch's segments become: every byte once, each item fit for the way that it goes.
+// How a batch's segments are cut: each byte once, each item suited to the way that it is copied.
 namespace troupe::transport::xgmi {
 namespace {
 
@@ -22,7 +22,7 @@ struct run_of_bytes {
 
 struct listing {
   void run(copy_way way, std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
-    // As it is packed for a GPU and read there.
+    // As it is packed for a GPU and read by it.
     const auto item = make_run_item(from, to, bytes);
     runs.emplace_back(
         way, run_of_bytes{item.from_and_low & item_address, item.to_and_high & item_address,
@@ -39,7 +39,7 @@ struct listing {
   std::vector<rows_item> strided;
 };
 
-/// Where each byte comes from, by where it goes to; fails on a byte that is moved twice.
+/// destination byte -> source byte; fails on a byte that is moved twice.
 std::map<std::uint64_t, std::uint64_t> moved_by(const listing& list) {
   std::map<std::uint64_t, std::uint64_t> moved;
   const auto add = [&](std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {

@@ -10,7 +10,7 @@
 
 namespace troupe::transport::xgmi {
 
-/// A stream of an engine, and how much of its work is done.
+/// A stream of an engine, which counts its finished work.
 class engine_stream {
  public:
   explicit engine_stream(gpu_runtime& gpus, std::uint32_t gpu = 0)
@@ -21,7 +21,7 @@ class engine_stream {
 
   [[nodiscard]] compute_stream name() const { return {stream_.handle, stream_.device}; }
   [[nodiscard]] gpu_stream stream() const { return stream_; }
-  /// One more piece of work; on a real GPU it must not call that.
+  /// Queues one more piece of work. On a real GPU the work must not call the driver.
   void work(std::function<void()> what = {}) {
     static_cast<void>(gpus_.ring_after(stream_, std::make_shared<piece>(done_, std::move(what))));
   }

@@ -57,7 +57,7 @@ TEST_F(gates, a_stream_does_what_it_had_and_nothing_more_until_its_gate_is_opene
   EXPECT_EQ(stream.done(), 1);
   (*gate)->open();
   EXPECT_TRUE(comes_true([&] { return stream.done() == 3; })) << stream.done();
-  (*gate)->open();  // as often as one likes
+  (*gate)->open();  // opening it repeatedly is allowed
 }
 
 TEST_F(gates, a_gate_that_is_opened_before_the_stream_comes_there_holds_nobody) {
@@ -136,7 +136,7 @@ TEST_F(gates, the_end_of_the_endpoint_opens_them_and_leaves_the_words_to_late_st
   const auto gate = here->hold(stream.name()).value();
   stream.work();
   here.reset();
-  kernels.finish(0);  // and only now it looks at the word
+  kernels.finish(0);  // only now it reads the word
   EXPECT_TRUE(comes_true([&] { return stream.done() == 1; }));
   gate->open();
   gpus.release_event(ended);
@@ -232,7 +232,7 @@ TEST_F(gates, half_of_the_queues_of_a_gpu_are_left_to_copies) {
   EXPECT_EQ(refusal(more.name()), errc::overloaded);
   engine_stream elsewhere{gpus, 1};
   EXPECT_TRUE(here->hold(elsewhere.name())) << "another GPU has its own";
-  shut.push_back(here->hold(streams.front()->name()).value());  // it is held as it is
+  shut.push_back(here->hold(streams.front()->name()).value());  // it is already held
   shut.front()->open();
   EXPECT_EQ(refusal(more.name()), errc::overloaded) << "held at another gate";
   shut.back()->open();
@@ -241,7 +241,7 @@ TEST_F(gates, half_of_the_queues_of_a_gpu_are_left_to_copies) {
   EXPECT_TRUE(comes_true([&] { return more.done() == 1; }));
 }
 
-/// Has so many queues.
+/// A GPU with so many queues.
 class narrow_double final : public gpu_double {
  public:
   explicit narrow_double(std::uint32_t queues) : devices_{gpu_double::devices()} {
@@ -304,8 +304,8 @@ TEST(compute_on_a_real_gpu, a_stream_is_held_while_copies_of_ours_go_on) {
   const auto gate = here->hold(engine.name());
   ASSERT_TRUE(gate) << to_string(gate.error());
   engine.work();
-  // By a kernel that was never launched before, and by the copy engine, from memory that is pinned
-  // now: nothing of it may wait for the stream that waits for it.
+  // Launches a kernel for the first time, and uses the copy engine, from memory that is pinned now.
+  // Neither may wait for the held stream, which waits for them.
   const auto from = gpus.allocate_pinned(0, 1 << 20).value();
   auto* const to = gpus.allocate(0, 1 << 20).value();
   std::fill_n(from.host, from.size, std::byte{7});
@@ -330,7 +330,7 @@ TEST(compute_on_a_real_gpu, a_stream_is_held_while_copies_of_ours_go_on) {
   EXPECT_EQ(std::count(seen.begin() + 4096, seen.end(), std::byte{7}), 65536);
   gpus.release(0, to);
   gpus.release_pinned(from);
-  // And the same words again and again.
+  // Uses the same words many times.
   for (int i = 2; i <= 2000; ++i) {
     const auto next = here->hold(engine.name());
     ASSERT_TRUE(next) << to_string(next.error());

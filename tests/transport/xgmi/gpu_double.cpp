@@ -15,7 +15,7 @@ namespace troupe::transport::xgmi {
 
 namespace {
 
-/// What the double exports: where in which process the memory is.
+/// An exported handle of the double: the process and address of the memory.
 struct handle_of_double {
   std::int32_t pid{0};
   std::int32_t fd{0};
@@ -32,12 +32,12 @@ unexpected invalid() {
   return fail(gpu_error(gpu_fault::invalid, "0000:0a:00.0", "a call", "invalid value"));
 }
 
-/// Memory of the host that was pinned: where it begins, its size.
+/// Pinned ranges of host memory: address, size.
 struct pinned_ranges {
   std::mutex mutex;
   std::map<std::uint64_t, std::uint64_t> sizes;
 
-  /// Under the lock.
+  /// Call with the lock held.
   [[nodiscard]] bool hold(std::uint64_t address) const {
     const auto after = sizes.upper_bound(address);
     return after != sizes.begin() && address - std::prev(after)->first < std::prev(after)->second;
@@ -48,9 +48,9 @@ pinned_ranges& pinned() {
   return all;
 }
 
-/// One at a time: batches that write the same bytes at once are the business of who posts them, and
-/// the thread sanitizer should see what hosts and GPUs do to each other. But not what comes from a
-/// socket or goes there: of the order that a peer's answer makes it knows nothing.
+/// Copies are serialised: batches that write the same bytes at once are the poster's concern. The
+/// thread sanitizer should see the races between hosts and GPUs, but not those on bytes that come
+/// from or go to a socket, since it does not know the order that a peer's answer imposes.
 void copy_bytes(std::uint64_t to, std::uint64_t from, std::uint64_t bytes) {
   const std::lock_guard lock{pinned().mutex};
   std::optional<wire_access> for_peer;
@@ -96,7 +96,7 @@ class gpu_double::stream {
       working_ = true;
       lock.unlock();
       while (still_.load()) std::this_thread::sleep_for(std::chrono::microseconds{100});
-      if (!lost_.load()) next();  // what is lost does nothing more
+      if (!lost_.load()) next();  // a lost GPU does nothing more
       next = {};
       lock.lock();
       working_ = false;
@@ -117,7 +117,7 @@ class gpu_double::stream {
 
 namespace {
 
-/// What the events of several processes have in common: a page that all of them map.
+/// The state of an event that several processes share: a page that all of them map.
 struct shared_counts {
   std::atomic<std::uint64_t> recorded{0}, happened{0};
 };
@@ -141,13 +141,13 @@ class gpu_double::event {
     if (fd_ >= 0) ::close(fd_);
   }
   [[nodiscard]] int fd() const { return fd_; }
-  /// Of another process.
+  /// Whether the event belongs to another process.
   [[nodiscard]] bool opened() const { return counts_ != nullptr && fd_ < 0; }
-  /// Streams that have been told to wait for it and have not come there.
+  /// How many streams were told to wait for it and have not reached that point.
   [[nodiscard]] std::shared_ptr<std::atomic<int>> awaited() const { return awaited_; }
 
-  /// Whether its last record has come to pass. Streams ask, and may do so after the event was
-  /// recorded again or released.
+  /// A function that tells whether its last record has completed. Streams may call it after the
+  /// event was recorded again or released.
   [[nodiscard]] std::function<bool()> now() const {
     if (counts_) {
       return [counts = counts_, wanted = counts_->recorded.load()] {
@@ -157,8 +157,8 @@ class gpu_double::event {
     const std::lock_guard lock{mutex_};
     return [flag = happened_] { return flag->load(std::memory_order_acquire); };
   }
-  /// What the stream does when it comes to the record. Whoever waited before the first record of an
-  /// event of ours, as no driver's stream would, waits for that one.
+  /// What the stream does when it reaches the record. A stream that waited before the first record
+  /// of an event of ours, as no driver's would, waits for that record.
   [[nodiscard]] std::function<void()> record() {
     if (counts_) {
       return [counts = counts_, mine = ++counts_->recorded] {
@@ -175,14 +175,14 @@ class gpu_double::event {
   mutable std::mutex mutex_;
   std::shared_ptr<std::atomic<bool>> happened_{std::make_shared<std::atomic<bool>>(false)};
   bool recorded_{false};
-  const std::shared_ptr<shared_counts> counts_;  ///< of one that processes share
+  const std::shared_ptr<shared_counts> counts_;  ///< of an event that processes share
   const int fd_{-1};
   const std::shared_ptr<std::atomic<int>> awaited_{std::make_shared<std::atomic<int>>(0)};
 };
 
 gpu_double::gpu_double(std::vector<std::string> bus_ids) {
   for (auto& id : bus_ids) {
-    // Only the first can copy in bulk, so that both ways are gone.
+    // Only the first GPU can copy in bulk, so both ways are tested.
     devices_.push_back({.bus_id = std::move(id),
                         .name = "double",
                         .processors = 4,
@@ -251,7 +251,7 @@ result<std::byte*> gpu_double::allocate(std::uint32_t device, std::uint64_t size
 }
 
 void gpu_double::release(std::uint32_t /*device*/, std::byte* base) noexcept {
-  // As drivers do: memory is not taken from under what runs.
+  // As drivers do: memory in use is not released.
   std::vector<std::shared_ptr<stream>> running;
   {
     const std::lock_guard lock{mutex_};
@@ -378,7 +378,7 @@ result<gpu_stream> gpu_double::make_stream(std::uint32_t device) {
   return gpu_stream{device, handle};
 }
 void gpu_double::release_stream(gpu_stream stream_handle) noexcept {
-  std::shared_ptr<stream> ended;  // joins its thread after the lock is gone
+  std::shared_ptr<stream> ended;  // joins its thread after the lock is released
   const std::lock_guard lock{mutex_};
   const auto at = streams_.find(stream_handle.handle);
   if (at == streams_.end()) return;
@@ -469,7 +469,7 @@ result<void> gpu_double::launch(gpu_stream on, const copy_launch& what) {
       const auto to = items[i].to_and_high & item_address;
       const auto bytes = items[i].from_and_low >> item_address_bits |
                          items[i].to_and_high >> item_address_bits << 8;
-      // What a real one would not do either.
+      // A real GPU would not do this either.
       if (what.way == copy_way::bulk && ((from | to | bytes) & 15) != 0) continue;
       if (what.way == copy_way::vector && ((from ^ to) & 15) != 0) continue;
       copy_bytes(to, from, bytes);

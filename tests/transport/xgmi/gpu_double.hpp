@@ -16,9 +16,9 @@
 #include "troupe/transport/xgmi/gpu_runtime.hpp"
 #include "troupe/transport/xgmi/gpu_site.hpp"
 
-/// GPUs that are none: their memory is shared memory of the host, which other processes open as they
-/// open a GPU's, their streams are threads. What runs on them is the whole of the backend but for
-/// the driver and the kernels.
+/// GPU doubles. Their memory is shared memory of the host, which other processes open as they open
+/// a GPU's; their streams are threads. The whole backend runs on them, except the driver and the
+/// kernels.
 namespace troupe::transport::xgmi {
 
 class gpu_double : public gpu_runtime {
@@ -27,47 +27,47 @@ class gpu_double : public gpu_runtime {
   explicit gpu_double(std::vector<std::string> bus_ids = {"0000:0a:00.0", "0000:0b:00.0"});
   ~gpu_double() override;
 
-  // -- what a test does to it
+  // -- controls for tests
 
   /// From now on every launch and every event fails as on a GPU that fell off its bus.
   void lose();
-  /// What a driver may refuse and go on.
+  /// Calls that a driver may refuse without losing the GPU.
   enum class call : std::uint8_t { launch, copy, record, query };
-  /// The next so many are refused as invalid.
+  /// Refuses the next `times` calls as invalid.
   void refuse(call what, int times) { refused_[static_cast<std::size_t>(what)] = times; }
-  /// Streams stand still, or go on.
+  /// Stops all streams, or lets them continue.
   void hold(bool still);
-  /// From now on this much more memory of the host can be pinned.
+  /// From now on only this much more host memory can be pinned.
   void pin_at_most(std::size_t bytes) { may_pin_ = bytes; }
   [[nodiscard]] std::uint64_t pinned_now() const { return pinned_now_; }  ///< bytes
   [[nodiscard]] std::uint64_t launches() const { return launches_; }
-  /// Items in launches since the start, by way.
+  /// Launched items since the start, by way.
   [[nodiscard]] std::uint64_t launched(copy_way way) const;
   [[nodiscard]] std::uint64_t engine_copies() const { return engine_copies_; }
   [[nodiscard]] std::uint64_t open_now() const { return open_now_; }
   [[nodiscard]] std::uint64_t opened_ever() const { return opened_ever_; }
-  /// Whether memory that `allocate` made there was not released yet.
+  /// Whether memory that `allocate` made at `base` is not released yet.
   [[nodiscard]] bool holds(const std::byte* base) const {
     const auto found = find(base);
     return found && found->base == base;
   }
-  /// How much was exported for NICs. What they are given is no dma-buf, and kernels say so.
+  /// How many regions were exported for NICs. The descriptors are no dma-bufs, and kernels say so.
   [[nodiscard]] std::uint64_t exported() const { return exported_; }
-  /// An event that other processes can open, as workers of an engine make it, and what names it
-  /// there.
+  /// An event that other processes can open, as workers of an engine make it, and the handle that
+  /// they open it by.
   [[nodiscard]] gpu_event make_shared_event(std::uint32_t device);
   [[nodiscard]] event_handle export_event(gpu_event event) const;
   [[nodiscard]] std::uint64_t events_open_now() const { return events_open_now_; }
   [[nodiscard]] std::uint64_t events_opened_ever() const { return events_opened_ever_; }
-  /// Events of other processes that were closed while a stream still had to come to them.
+  /// Events of other processes that were closed before a stream had reached them.
   [[nodiscard]] std::uint64_t events_closed_early() const { return events_closed_early_; }
-  /// Streams that stand at a word now, and will do nothing until it has risen.
+  /// Streams that wait at a word now, and do nothing until it has risen.
   [[nodiscard]] std::uint64_t standing() const { return standing_; }
-  /// Its GPUs can make no stream wait at a word.
+  /// From now on no stream of its GPUs can wait at a word.
   void never_waits() { waits_ = false; }
-  /// Pairs that do not reach each other.
+  /// Makes a pair of GPUs unable to reach each other.
   void cut(std::uint32_t device, std::uint32_t peer);
-  /// Those of them that the process does not see are within reach.
+  /// Brings these GPUs, which the process does not see, within reach.
   void reach(const std::vector<std::string>& bus_ids);
 
   // -- gpu_runtime

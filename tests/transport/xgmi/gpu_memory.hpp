@@ -12,7 +12,7 @@
 
 namespace troupe::transport::xgmi {
 
-/// TROUPE_TEST_GPU=1: tests of xgmi work on the GPUs of this machine, else on doubles.
+/// With TROUPE_TEST_GPU=1 the xgmi tests use the GPUs of this machine, else doubles.
 inline bool on_real_gpus() {
   const char* told = std::getenv("TROUPE_TEST_GPU");
   return told != nullptr && std::string_view{told} == "1";
@@ -28,7 +28,7 @@ inline std::shared_ptr<gpu_site> site_under_test() {
   return site;
 }
 
-/// Runs of some MiB go by the copy engine, and kernels take a small share.
+/// Runs of some MiB use the copy engine, and kernels take a small share.
 inline xgmi_options options_under_test() {
   xgmi_options options;
   options.engine_bytes = std::uint64_t{6} << 20;

@@ -9,7 +9,7 @@
 
 #include "gpu_double.hpp"
 
-// Tables and launches, on a GPU that is none.
+// Tables and launches, on a GPU double.
 namespace troupe::transport::xgmi {
 namespace {
 

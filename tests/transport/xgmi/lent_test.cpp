@@ -5,7 +5,7 @@
 #include "slow_kernels.hpp"
 #include "two_nodes.hpp"
 
-// Memory of a GPU that a peer was told of, and its end.
+// Memory of a GPU that was lent to a peer, and how the loan ends.
 namespace troupe::transport::xgmi {
 namespace {
 
@@ -32,7 +32,7 @@ struct handmade_peer {
     EXPECT_TRUE(shm::send_message(socket.get(), shm::ready_message{}));
     EXPECT_TRUE(n.until([&] { return n.b.sink->ups == 1; }));
   }
-  /// Whether the next thing that it is told is that.
+  /// Whether the next message that it receives is of this kind.
   template <class Message>
   [[nodiscard]] bool receives() {
     std::optional<shm::message> next;
@@ -59,7 +59,7 @@ struct handmade_peer {
 };
 
 struct lent : ::testing::Test {
-  /// The region of `b` on its GPU, lent and then free of grants.
+  /// Lends the region of `b` on its GPU, then leaves it free of grants.
   void lend() {
     region = n.b.place->allocate_on_gpu(1, mib, "there").value();
     memory = n.b.place->bytes(region)->data();
@@ -67,7 +67,7 @@ struct lent : ::testing::Test {
     EXPECT_EQ(n.b.wire->fence(t1), fence_state::quiescent);
   }
   [[nodiscard]] bool is_there() const { return n.driver->holds(memory); }
-  /// What `b` would do of its own accord it has done.
+  /// Lets `b` do all that it does of its own accord.
   void drive_owner() const {
     for (int i = 0; i < 200; ++i) n.b.place->poll();
   }
@@ -132,7 +132,7 @@ TEST_F(lent, memory_lent_over_two_links_waits_for_both_peers) {
   n.b.wire->fence(t1);
   ASSERT_TRUE(n.b.place->deregister(region));
   ASSERT_TRUE(peer.receives<shm::region_gone_message>());
-  drive_both();  // the other one answers
+  drive_both();  // the other end answers
   EXPECT_TRUE(is_there());
   peer.says_closed(region);
   EXPECT_TRUE(n.until([&] { return !is_there(); }));

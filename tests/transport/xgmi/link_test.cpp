@@ -6,7 +6,7 @@
 #include "two_nodes.hpp"
 #include "waiting.hpp"
 
-// What is xgmi's own in a link, on GPUs that are none. The promises of every link are in
+// What is specific to xgmi in a link, on GPU doubles. The promises of every link are tested in
 // tests/transport/contract.
 namespace troupe::transport::xgmi {
 namespace {
@@ -34,7 +34,7 @@ TEST(xgmi_link, memory_of_the_engine_is_registered_by_any_pointer_into_its_alloc
   const auto done = n.run(n.a, n.work(direction::write, pieces));
   ASSERT_FALSE(done.failure) << to_string(*done.failure);
   for (const auto& [from, to] : places) EXPECT_EQ(std::memcmp(here + from, there + to, 5000), 0);
-  // shm and tcp are told that they cannot reach it.
+  // shm and tcp learn that they cannot reach it.
   const auto behind = n.b.place->register_memory({there + 8 * mib - 4096, 4096}, "tail");
   EXPECT_TRUE(behind);
   n.b.wire->fence(t1);
@@ -149,7 +149,7 @@ TEST(xgmi_link, a_progress_thread_sleeps_while_a_long_copy_flies_and_is_woken_at
   const auto before = used();
   const auto since = contract::clock::now();
   std::this_thread::sleep_for(400ms);
-  // Two streams of the double look every 100 us; a thread that polled would take all of it.
+  // Two streams of the double look every 100 us; a polling thread would take all of the time.
   EXPECT_LT(used() - before, (contract::clock::now() - since) * 5 / 8);
   EXPECT_EQ(n.a.sink->completed(), 0U);
   n.driver->hold(false);
@@ -162,8 +162,8 @@ TEST(xgmi_link, a_progress_thread_is_rung_at_the_end_of_a_copy_and_does_not_only
   const auto here = n.a.place->allocate_on_gpu(0, mib, "here").value();
   const auto there = n.b.place->allocate_on_gpu(1, mib, "there").value();
   const auto grant = n.grant(n.b, there, mib);
-  // It looks 200 ms after a copy has begun; one that ended a while before that was rung for. A busy machine may
-  // keep it from that once, not always.
+  // The engine looks 200 ms after a copy has begun; a copy that is seen to have ended well before
+  // that rang. A busy machine may delay one ring, but not all.
   const auto rung = [&] {
     const auto done = n.a.sink->completed();
     n.driver->hold(true);
@@ -174,7 +174,7 @@ TEST(xgmi_link, a_progress_thread_is_rung_at_the_end_of_a_copy_and_does_not_only
     EXPECT_TRUE(n.until([&] { return n.a.sink->completed() > done; }));
     const auto ended = contract::clock::now();
     if (ended - begun < 150ms) return true;
-    std::this_thread::sleep_until(begun + 250ms);  // no look is due when the next one begins
+    std::this_thread::sleep_until(begun + 250ms);  // no look is due when the next copy begins
     return false;
   };
   EXPECT_TRUE(testing::comes_true(rung));
@@ -230,7 +230,7 @@ TEST(xgmi_link, memory_of_the_host_moves_over_it_as_over_shm) {
     const auto there = n.b.place->allocate(size, "there").value();
     const auto grant = n.grant(n.b, there, size);
     std::uint32_t seed = 0;
-    // By the thread that posts, and in slices.
+    // By the posting thread, and in slices.
     for (const std::uint32_t bytes : {100U, 700'000U, size}) {
       for (const auto dir : {direction::write, direction::read}) {
         const auto mine = n.a.place->bytes(here).value().first(bytes);

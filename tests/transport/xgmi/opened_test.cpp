@@ -14,15 +14,16 @@
 #include "gpu_double.hpp"
 #include "waiting.hpp"
 
-// Memory of other processes that is open here: what happens while a driver closes it, or may not yet.
+// Memory of other processes that is open here: what happens while a driver closes it, or may not
+// close it yet.
 namespace troupe::transport::xgmi {
 namespace {
 
 using namespace std::chrono_literals;
 using troupe::testing::comes_true;
 
-/// Counts what was opened and closed of other processes' memory, which it does not have. Closes no
-/// faster than the test lets it.
+/// Counts opening and closing of other processes' memory, which does not exist. Closes no faster
+/// than the test allows.
 class noting_double final : public gpu_double {
  public:
   result<std::byte*> open_memory(std::uint32_t, const memory_handle&) override {
@@ -42,7 +43,7 @@ class noting_double final : public gpu_double {
 
 struct memory_of_a_peer : ::testing::Test {
   ~memory_of_a_peer() override { gpus.may_close = true; }
-  /// Opens it, and lets go of it at once.
+  /// Opens the memory and releases it at once.
   void use(const allocation_key& key) { static_cast<void>(site.opened.open(key, 1).value()); }
   [[nodiscard]] bool are_closed(int count) const {
     return comes_true([&] { return gpus.closed == count; });

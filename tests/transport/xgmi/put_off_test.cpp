@@ -17,7 +17,7 @@
 #include "two_nodes.hpp"
 #include "waiting.hpp"
 
-// The memory of a peer that cannot be closed yet, and when the peer is told that it is.
+// Memory of a peer that cannot be closed yet, and when the peer is told that it is closed.
 namespace troupe::transport::xgmi {
 namespace {
 
@@ -26,7 +26,7 @@ using troupe::testing::comes_true;
 
 constexpr region_id lent_region{5};
 
-// -- the peer, another process that does as it is told
+// -- the peer, another process that follows orders
 
 enum class order : char { deregister = 'd' };
 enum class news : char { shared = 's', closed = 'c' };
@@ -82,7 +82,7 @@ void lend(int parent) {
   static_cast<void>(::recv(parent, &told, sizeof told, 0));
 }
 
-/// Made before the test has threads.
+/// Create it before the test has threads.
 class peer {
  public:
   peer() {
@@ -111,7 +111,7 @@ class peer {
   void is_told(order what) const {
     EXPECT_EQ(::send(fd_, &what, sizeof what, MSG_NOSIGNAL), ssize_t{sizeof what});
   }
-  /// Whether it has said that by now.
+  /// Whether the peer has sent that news by now.
   [[nodiscard]] bool says(news wanted) const {
     news what{};
     return ::recv(fd_, &what, sizeof what, MSG_DONTWAIT) == sizeof what && what == wanted;
@@ -122,7 +122,7 @@ class peer {
   int fd_{-1};
 };
 
-// -- the end that has opened its memory
+// -- the end that has opened the peer's memory
 
 struct memory_that_cannot_be_closed_yet : ::testing::Test {
   memory_that_cannot_be_closed_yet() {
@@ -137,7 +137,7 @@ struct memory_that_cannot_be_closed_yet : ::testing::Test {
     EXPECT_TRUE(n.until([&] { return other.says(news::shared); }));
     reach();
   }
-  /// The grant is none, which comes out only once the memory is open.
+  /// Uses an invalid grant, which is only noticed once the memory is open.
   void reach() {
     const auto here = n.b.place->allocate_on_gpu(0, mib, "here").value();
     remote_grant grant;
@@ -156,7 +156,7 @@ struct memory_that_cannot_be_closed_yet : ::testing::Test {
     EXPECT_TRUE(done.failure && done.failure->code == errc::grant_revoked);
     EXPECT_EQ(n.driver->open_now(), 1U);
   }
-  /// For what must not come so soon.
+  /// Waits with a limit: for checking that the news does not come within it.
   [[nodiscard]] bool comes_within(std::chrono::milliseconds limit) {
     return n.comes_within(limit, [&] { return other.says(news::closed); });
   }

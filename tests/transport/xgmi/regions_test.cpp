@@ -9,14 +9,14 @@
 #include "gpu_double.hpp"
 #include "waiting.hpp"
 
-// What a peer shares: opened once, checked, closed with its last user.
+// Memory that a peer shares: opened once, checked, and closed with its last user.
 namespace troupe::transport::xgmi {
 namespace {
 
 using ::testing::HasSubstr;
 using troupe::testing::comes_true;
 
-/// Opens whatever it is told, as memory of its own, and counts.
+/// Opens any handle, as memory of its own, and counts.
 class opening_double final : public gpu_double {
  public:
   using gpu_double::gpu_double;

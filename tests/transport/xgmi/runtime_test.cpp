@@ -15,7 +15,7 @@
 
 #include "gpu_memory.hpp"
 
-// What a build without GPUs, and a machine without them, answer; and what errors become.
+// The answers of a build without GPUs and of a machine without them, and how errors are translated.
 namespace troupe::transport::xgmi {
 
 using ::testing::HasSubstr;
@@ -41,7 +41,7 @@ class no_gpu : public ::testing::Test {
   void SetUp() override {
     if (runtime->state().usable) GTEST_SKIP() << "this machine has GPUs";
   }
-  /// What is said where nothing was built, and where no GPU is.
+  /// Expects the errors of a build without GPU support, or of a machine without GPUs.
   void expect_refused(errc code) const {
     EXPECT_EQ(code, std::string_view{runtime->kind()} == "none" ? errc::backend_unavailable
                                                                 : errc::no_device);

@@ -31,11 +31,11 @@ namespace {
 using namespace std::chrono_literals;
 using troupe::testing::comes_true;
 
-/// The worker, as the test sees it. Made before the test has threads.
+/// The worker, as the test sees it. Create it before the test has threads.
 class worker {
  public:
-  /// Runs `body` in it with its end of a socket, or, without one, this program again: drivers do not
-  /// survive a fork.
+  /// Runs `body` in the worker with its end of a socket. Without a body, runs this program again:
+  /// drivers do not survive a fork.
   explicit worker(const std::function<void(int)>& body, const char* test = nullptr) {
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) return;
@@ -65,7 +65,7 @@ class worker {
     ::kill(pid_, SIGKILL);
     ::waitpid(std::exchange(pid_, -1), nullptr, 0);
   }
-  /// Does as it is told and answers.
+  /// Sends an order and returns the answer.
   event_handle ask(std::uint32_t order) const {
     event_handle answer{};
     EXPECT_EQ(::send(fd_, &order, sizeof order, MSG_NOSIGNAL), ssize_t{sizeof order});
@@ -78,7 +78,7 @@ class worker {
   int fd_{-1};
 };
 
-/// What the worker's end does with each order, until there are no more.
+/// Carries out each order in the worker, until there are no more.
 void serve(int fd, const std::function<event_handle(std::uint32_t)>& obey) {
   std::uint32_t order = 0;
   while (::recv(fd, &order, sizeof order, MSG_WAITALL) == ssize_t{sizeof order}) {
@@ -87,8 +87,8 @@ void serve(int fd, const std::function<event_handle(std::uint32_t)>& obey) {
   }
 }
 
-/// Orders to a worker with doubles: below this one, launch a kernel and record that event behind
-/// it; from this one on, end that kernel.
+/// Orders to a worker with doubles: a smaller number launches a kernel and records that event
+/// behind it; from this number on, the order ends that kernel.
 constexpr std::uint32_t end_kernel = 10'000;
 
 void work_on_doubles(int fd) {
@@ -175,7 +175,7 @@ TEST_F(shared_events, that_were_used_longest_ago_are_closed_and_opened_anew_when
   };
   for (std::uint32_t i = 0; i < all; ++i) ASSERT_NO_FATAL_FAILURE(use(i));
   EXPECT_EQ(gpus.events_open_now(), all);
-  use(0);  // now the second is the one that was used longest ago
+  use(0);  // now the second was used longest ago
   EXPECT_EQ(gpus.events_opened_ever(), all);
   use(all);
   use(0);
@@ -219,12 +219,12 @@ TEST_F(shared_events, that_are_waited_for_when_the_endpoint_ends_are_not_closed_
 TEST_F(shared_events, of_a_worker_that_dies_before_them_hold_up_nobody_who_comes_later) {
   ASSERT_TRUE(wait_for(named(stuck.ask(0)), 1));
   stuck.kill();
-  std::this_thread::sleep_for(1300ms);  // until it is seen that nothing moves
+  std::this_thread::sleep_for(1300ms);  // until the endpoint sees that nothing moves
   ASSERT_TRUE(wait_for(named(other.ask(0)), 2));
   static_cast<void>(other.ask(end_kernel));
   EXPECT_TRUE(are_told(1));
   EXPECT_FALSE(failed);
-  gpus.lose();  // else the streams of the double never end
+  gpus.lose();  // otherwise the streams of the double never end
 }
 
 TEST_F(shared_events, of_one_line_are_told_in_their_order_also_when_the_first_takes_long) {
@@ -277,9 +277,9 @@ TEST_F(shared_events, that_no_driver_opens_are_refused_with_what_to_do) {
   gpus.release_event(own);
 }
 
-// -- on a real one
+// -- on a real GPU
 
-/// The few calls of the CUDA driver that a worker of an engine makes, without linking it.
+/// The few calls of the CUDA driver that an engine's worker makes, without linking it.
 struct cuda {
   void* library{::dlopen("libcuda.so.1", RTLD_NOW)};
   template <class... Args>
@@ -289,8 +289,7 @@ struct cuda {
   }
 };
 
-/// The worker's side of the next test: a stream that is held by a call of the host, an event behind
-/// it.
+/// The worker's side of the next test: a stream that a host call holds, with an event behind it.
 TEST(a_worker_on_a_real_gpu, records_what_it_is_told_to) {
   const char* fd = std::getenv("TROUPE_TEST_WORKER");
   if (fd == nullptr) GTEST_SKIP() << "the other process of compute_on_a_real_gpu";

@@ -14,19 +14,19 @@ class slow_kernels {
       : gpus_{gpus}, stream_{gpus.make_stream(0).value()}, other_{gpus.make_stream(0).value()} {}
   slow_kernels(const slow_kernels&) = delete;
   slow_kernels& operator=(const slow_kernels&) = delete;
-  /// All of them end.
+  /// Ends all kernels.
   ~slow_kernels() {
     for (std::size_t i = 0; i < gates_.size(); ++i) finish(i);
     gpus_.release_stream(stream_);
     gpus_.release_stream(other_);
     for (const auto gate : gates_) gpus_.release_event(gate);
   }
-  /// The next kernel of the stream.
+  /// Launches the next kernel of the stream.
   void launch() {
     gates_.push_back(gpus_.make_event(0).value());
     static_cast<void>(gpus_.wait_for(stream_, gates_.back().handle));
   }
-  /// An event behind what was launched.
+  /// An event behind the kernels launched so far.
   [[nodiscard]] gpu_event mark() {
     auto event = gpus_.make_event(0).value();
     record(event);

@@ -12,7 +12,7 @@ namespace troupe::transport::xgmi {
 inline constexpr transfer_id t1{0x1111};
 inline constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
-/// Two nodes with a site of their own each, that a test may break.
+/// Two nodes, each with its own GPU site, which a test may break.
 struct two_nodes : contract::two_ends {
   explicit two_nodes(std::uint32_t workers = 0, xgmi_options with = {}) : two_ends{workers} {
     with.site = site;

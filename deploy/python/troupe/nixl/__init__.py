@@ -2,8 +2,8 @@
 
     from troupe.nixl import nixl_agent, nixl_agent_config  # from nixl._api import nixl_agent, nixl_agent_config
 
-Calls, arguments, words and names of exceptions are those of NIXL 1.5. What has no meaning here raises
-`nixlNotSupportedError` that says so; docs/agents.md lists what differs. New programs are better served by `troupe.io`.
+Calls, arguments, words and names of exceptions are those of NIXL 1.5. Calls without a meaning here raise
+`nixlNotSupportedError`, which says so; docs/agents.md lists the differences. New programs should use `troupe.io`.
 """
 
 from troupe.nixl._agent import nixl_agent

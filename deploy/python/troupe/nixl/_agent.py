@@ -52,7 +52,7 @@ _LOCAL = ("", "NIXL_INIT_AGENT")
 
 
 class nixl_agent:
-    """An agent with the calls of NIXL's. Ends with the object, or with `close`, which is Troupe's own."""
+    """An agent with NIXL's calls. Ends with the object, or with `close`, which NIXL does not have."""
 
     def __init__(
         self, agent_name: str, nixl_conf: nixl_agent_config | None = None, instantiate_all: bool = False
@@ -90,8 +90,8 @@ class nixl_agent:
         self._lock = threading.RLock()  # of the tables below
         self._registered: dict[tuple[int, int, int, int], list[io.RegisteredMemory]] = {}
         self._remotes: dict[str, io.Peer] = {}
-        self._connection: io.RegisteredMemory | None = None  # of metadata that names no memory
-        # Threads of theirs must not keep this object.
+        self._connection: io.RegisteredMemory | None = None  # for metadata that names no memory
+        # Their threads must not keep this object alive.
         self._courier: Courier | None = None
         self._listener: Listener | None = None
         if config.enable_listen:
@@ -104,7 +104,7 @@ class nixl_agent:
             )
 
     def close(self) -> None:
-        """Ends the agent: nobody touches its memory when this returns."""
+        """Ends the agent: no peer touches its memory when this returns."""
         for one in (self._listener, self._courier):
             if one is not None:
                 one.close()
@@ -136,7 +136,8 @@ class nixl_agent:
         return self.backend_options[backend] if self._is_known(backend, self.backends) else {}
 
     def create_backend(self, backend: str, initParams: dict[str, str] | None = None) -> None:
-        """`nixlNotSupportedError`: parameters, since backends here have none; one that the agent was begun without."""
+        """`nixlNotSupportedError`: parameters, which backends here do not have, or a backend that the agent was begun
+        without."""
         self._check_plugin(backend)
         if initParams:
             raise nixlNotSupportedError(
@@ -180,7 +181,7 @@ class nixl_agent:
         return descs
 
     def deregister_memory(self, dereg_list: nixlRegDList, backends: Sequence[str] = ()) -> None:
-        """Returns when nobody touches the memory any more. `nixlBackendError`: after 10 s a peer still may."""
+        """Returns when no peer touches the memory any more. `nixlBackendError`: after 10 s a peer still may."""
         self._check_backends(backends)
         if not isinstance(dereg_list, nixlRegDList):
             raise nixlInvalidParamError(f"{type(dereg_list).__name__} is no nixlRegDList, as register_memory gives it")
@@ -198,7 +199,7 @@ class nixl_agent:
             try:
                 one.deregister(REST)
             except BaseException as why:
-                with self._lock:  # withdrawn, and there to be deregistered again
+                with self._lock:  # still withdrawn: kept to be deregistered again
                     for left_key, left in gone[place:]:
                         self._registered.setdefault(left_key, []).append(left)
                 if isinstance(why, TroupeError):
@@ -208,7 +209,7 @@ class nixl_agent:
     def query_memory(
         self, reg_list: Any, backend: str, mem_type: str | None = None
     ) -> list[dict[str, str] | None]:
-        """None for each: there is nothing to be asked of memory of hosts and GPUs."""
+        """None for each: memory of hosts and GPUs has nothing to query."""
         if backend not in self.backends:
             raise ValueError(f"backend {backend!r} is none of {list(self.backends)}")
         descs = self.get_reg_descs(reg_list, mem_type)
@@ -242,7 +243,7 @@ class nixl_agent:
     def get_partial_agent_metadata(
         self, descs: nixlRegDList | None, inc_conn_info: bool = False, backends: Sequence[str] = ()
     ) -> bytes:
-        """How to connect is always in it."""
+        """The metadata always says how to connect."""
         self._check_backends(backends)
         wanted = self._memories_of(descs) if descs is not None else []
         with translated(), self._lock:
@@ -253,8 +254,8 @@ class nixl_agent:
             return self._agent.describe(*wanted)
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
-        """The name, as bytes. `nixlNotAllowedError`: another life of the agent of that name is there, and is not known
-        to be lost; remove it first."""
+        """Returns the name, as bytes. `nixlNotAllowedError`: another life of the agent of that name is there, and is
+        not known to be lost; remove it first."""
         with self._lock, translated({ErrorCode.INVALID_CONFIG: nixlMismatchError}):
             peer = self._agent.add_peer(metadata)
             peers = {one["peer"]: one for one in self._agent.report()["peers"]}
@@ -297,7 +298,7 @@ class nixl_agent:
         )
 
     def send_local_metadata(self, ip_addr: str = "", port: int = DEFAULT_COMM_PORT) -> None:
-        """To the listener of an agent of this host, in the background."""
+        """Sends to the listener of an agent of this host, in the background."""
         self._carrier().send((ip_addr, port), self.get_agent_metadata())
 
     def send_partial_agent_metadata(
@@ -314,7 +315,8 @@ class nixl_agent:
     def fetch_remote_metadata(
         self, remote_agent: str, ip_addr: str = "", port: int = DEFAULT_COMM_PORT, label: str = ""
     ) -> None:
-        """From the listener of an agent of this host, in the background: `check_remote_metadata` says when it came."""
+        """Fetches from the listener of an agent of this host, in the background: `check_remote_metadata` says when it
+        came."""
         this = weakref.ref(self)
         self._carrier().fetch((ip_addr, port), lambda metadata: _living(this).add_remote_agent(metadata))
 
@@ -485,7 +487,7 @@ class nixl_agent:
         backends: Sequence[str] = (),
         tag_is_prefix: bool = True,
     ) -> bool:
-        """Takes the notification out that it finds."""
+        """Removes the notification that it finds."""
         tag = _message(lookup_tag)
         with self._lock:
             self._add_new_notifs(self.notifs, backends)
@@ -537,7 +539,7 @@ class nixl_agent:
             known = self._remotes.get(name)
         if known is not None:
             return known
-        if name == self.name:  # what it has registered by now
+        if name == self.name:  # the memory that it has registered so far
             with translated():
                 return self._agent.add_peer(self._agent.describe())
         raise nixlNotFoundError(f"agent {name!r} is not known; add_remote_agent its metadata first")

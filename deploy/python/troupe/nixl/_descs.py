@@ -1,4 +1,4 @@
-"""Lists of descriptors: places in memory by address, of one kind of memory each."""
+"""Lists of descriptors: ranges of memory by address, all of one kind of memory."""
 # ruff: noqa: N801, N802 - the names are NIXL's
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _List = TypeVar("_List", bound="_DList")
 
 
 class _DList:
-    """Rows of (address, length, device), and what else a list of that class has of each."""
+    """Rows of (address, length, device), followed by the fields of the list's class."""
 
     _kind = 0
-    _extra: type | None = None  # of the last number of a row
+    _extra: type | None = None  # type of the last field of a row
 
     def __init__(self, mem_type: int | str, descs: Any = ()) -> None:
         self._type = MEMORY_KINDS[mem_type] if isinstance(mem_type, str) else int(mem_type)
         if self._type not in _NAMES:
             raise nixlInvalidParamError(f"{mem_type!r} is no kind of memory")
         self._rows: list[tuple[Any, ...]] = []
-        self.owners: list[object] = []  # what keeps the memory alive, where the list knows
+        self.owners: list[object] = []  # owners that keep the memory alive, if known
         for row in _rows_of(descs):
             self.addDesc(row)
 
@@ -75,7 +75,7 @@ class _DList:
     append = addDesc
 
     def index(self, row: tuple[Any, ...]) -> int:
-        """Where the row stands; `nixlNotFoundError`: nowhere."""
+        """The index of the row; `nixlNotFoundError`: it is not in the list."""
         checked = self._checked(row)
         if checked not in self._rows:
             raise nixlNotFoundError(f"there is no descriptor {checked} in the list")
@@ -85,7 +85,7 @@ class _DList:
         del self._rows[index]
 
     def trim(self) -> _DList:
-        """Rows as registered are rows to transfer: without what else a registration says."""
+        """The rows of a registration as rows to transfer, without the additional fields."""
         return nixlXferDList(self._type, [row[:3] for row in self._rows])
 
     def clear(self) -> None:
@@ -120,13 +120,13 @@ class _DList:
 
 
 class nixlXferDList(_DList):
-    """Of a transfer: (address, length, device)."""
+    """A list for transfers: (address, length, device)."""
 
     _kind = 1
 
 
 class nixlRegDList(_DList):
-    """Of a registration: (address, length, device, meta), the last as bytes, which nothing here reads."""
+    """A list for registrations: (address, length, device, meta), the last as bytes, which are ignored here."""
 
     _kind = 2
     _extra = bytes
@@ -140,7 +140,7 @@ class nixlRemoteDList(_DList):
 
 
 def decoded(given: bytes) -> _DList:
-    """The reverse of `encoded`, for bytes from anywhere."""
+    """Decodes an encoded list. The bytes may come from an untrusted source."""
     if given[:1] == b"\x80":
         raise nixlMismatchError("these bytes are a pickle, as NIXL makes them; Troupe reads none, since they run code")
     if not given.startswith(_MAGIC):
@@ -171,22 +171,22 @@ def decoded(given: bytes) -> _DList:
 
 
 def xfer_descs(descs: Any, mem_type: str | None) -> nixlXferDList | None:
-    """What `get_xfer_descs` gives: None, and a line in the log, for what is none."""
+    """The result of `get_xfer_descs`: None, and a line in the log, for an invalid argument."""
     return _list_of(nixlXferDList, descs, mem_type, 3, "a %s was given for a transfer; give an nixlXferDList (trim())")
 
 
 def reg_descs(descs: Any, mem_type: str | None) -> nixlRegDList | None:
-    """What `get_reg_descs` gives."""
+    """The result of `get_reg_descs`."""
     return _list_of(nixlRegDList, descs, mem_type, 4, "a %s was given for a registration; give an nixlRegDList")
 
 
 def remote_descs(descs: Any, mem_type: str | None) -> nixlRemoteDList | None:
-    """What `get_remote_descs` gives."""
+    """The result of `get_remote_descs`."""
     return _list_of(nixlRemoteDList, descs, mem_type, 4)
 
 
 def _list_of(kind: type[_List], descs: Any, mem_type: str | None, width: int, unlike: str = "") -> _List | None:
-    """`unlike`: what is said of a list of another class; nothing: its rows are taken."""
+    """`unlike`: the error for a list of another class; empty: its rows are taken."""
     if isinstance(descs, kind):
         return descs
     if unlike and isinstance(descs, _DList):
@@ -240,13 +240,13 @@ def _of_tensors(kind: type[_List], tensors: list[Any]) -> _List | None:
 
 
 def _rows_of(descs: Any) -> list[tuple[Any, ...]]:
-    """Rows of a list of tuples, or of an array of two dimensions."""
+    """Rows of a list of tuples, or of a two-dimensional array."""
     tolist = getattr(descs, "tolist", None)
     return [tuple(row) for row in (tolist() if callable(tolist) else descs)]
 
 
 def strided_rows(descs: Any) -> list[tuple[int, int, int, int, int]] | None:
-    """Rows of an N x 5 array: (address, length, device, stride, count). None: it is none."""
+    """Rows of an N x 5 array: (address, length, device, stride, count). None if it is not one."""
     if isinstance(descs, (list, tuple, _DList)) or _tensors_of(descs) is not None:
         return None
     rows = _rows_of(descs)
@@ -254,5 +254,5 @@ def strided_rows(descs: Any) -> list[tuple[int, int, int, int, int]] | None:
 
 
 def entries(of: _DList) -> list[tuple[Any, ...]]:
-    """(address, length) of each, for a plan."""
+    """(address, length) of each row, for a plan."""
     return [row[:2] for row in of]

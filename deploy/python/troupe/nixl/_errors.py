@@ -1,4 +1,4 @@
-"""The exceptions of NIXL's bindings by their names, and which of them an error of Troupe is."""
+"""The exceptions of NIXL's bindings, and how Troupe's errors map to them."""
 # ruff: noqa: N801 - the names are NIXL's
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from troupe.errors import ErrorCode, TroupeError
 
 
 class nixlBackendError(Exception):
-    """The link, or a bound of it: the sentence says which."""
+    """The link failed, or one of its bounds was reached: the sentence says which."""
 
 
 class nixlCancelledError(Exception):
@@ -22,7 +22,7 @@ class nixlInvalidParamError(Exception):
 
 
 class nixlMismatchError(Exception):
-    """Bytes that are no metadata or no list, or of another version."""
+    """The bytes are not metadata or a list, or are of another version."""
 
 
 class nixlNoTelemetryError(Exception):
@@ -30,7 +30,7 @@ class nixlNoTelemetryError(Exception):
 
 
 class nixlNotAllowedError(Exception):
-    """The owner of the memory does not allow it, or no longer."""
+    """The owner of the memory does not allow it (any more)."""
 
 
 class nixlNotFoundError(Exception):
@@ -42,7 +42,7 @@ class nixlNotPostedError(Exception):
 
 
 class nixlNotSupportedError(Exception):
-    """What Troupe does not do."""
+    """Troupe does not support this."""
 
 
 class nixlRemoteDisconnectError(Exception):
@@ -85,7 +85,7 @@ def nixl_error(why: TroupeError, but: Mapping[ErrorCode, type[Exception]] | None
 
 @contextmanager
 def translated(but: Mapping[ErrorCode, type[Exception]] | None = None) -> Iterator[None]:
-    """Raises what Troupe refuses as NIXL would."""
+    """Translates Troupe's errors into NIXL's."""
     try:
         yield
     except TroupeError as why:

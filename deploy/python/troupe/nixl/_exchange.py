@@ -1,7 +1,8 @@
-"""Metadata from agent to agent over a listener, where the program carries none itself.
+"""Passes metadata from agent to agent over a listener, for programs that do not carry it themselves.
 
-Metadata lets its holder in, so it goes over loopback only. A connection has one request: a line of what is wanted
-(send, fetch, forget) and of a name, then, of `send`, the metadata up to the end; so is the answer to `fetch`.
+Metadata lets its holder in, so it goes over loopback only. A connection has one request: a line with a verb (send,
+fetch, forget) and a name, followed, for `send`, by the metadata up to the end of the stream. The answer to `fetch` is
+metadata up to the end, too.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from troupe.nixl._errors import nixlBackendError, nixlNotSupportedError
 
 logger = logging.getLogger("troupe.nixl")
 
-_SECONDS = 10.0  # of one request; so long one that finds nobody is tried again
+_SECONDS = 10.0  # for one request; a request without a listener is retried for this long
 _MOST = 2**20 + 512
 _PAUSE = 0.05
 
 
 class Listener:
-    """Answers requests of other agents: `described` gives the own metadata; `learn`, `forget` are told of others'."""
+    """Answers requests of other agents: `described` returns the own metadata; `learn` and `forget` are called for
+    others'."""
 
     def __init__(
         self,
@@ -75,8 +77,7 @@ class Listener:
 
 
 class Courier:
-    """Carries requests out in their order on a thread of its own, as NIXL does: who asks finds out by
-    `check_remote_metadata`."""
+    """Carries out requests in order on a thread of its own, as NIXL does: `check_remote_metadata` gives the result."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -115,7 +116,7 @@ class Courier:
             try:
                 connection = socket.create_connection(address, _SECONDS)
                 break
-            except ConnectionRefusedError:  # it has not begun yet
+            except ConnectionRefusedError:  # the listener has not started yet
                 if time.monotonic() >= end or self._closed.wait(_PAUSE):
                     raise
         with connection:
@@ -125,7 +126,7 @@ class Courier:
 
 
 def _join(thread: threading.Thread) -> None:
-    """An agent may end on that thread, where it was referenced last."""
+    """Joins the thread, unless it is the calling one: an agent may end on the thread that referenced it last."""
     if thread is not threading.current_thread():
         thread.join(_SECONDS)
 
@@ -148,7 +149,8 @@ def check_address(ip_addr: str) -> None:
 
 
 def _some_of(connection: socket.socket, end: float) -> bytes:
-    """What comes next. `end` is that of the whole request: one that comes byte by byte must not hold up the others."""
+    """The next bytes. `end` is that of the whole request: a request that arrives byte by byte must not hold up others.
+    """
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError("it took too long")

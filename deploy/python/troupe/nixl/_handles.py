@@ -1,4 +1,4 @@
-"""What `nixl_agent` is configured with, and what it gives out."""
+"""The configuration and the handles of `nixl_agent`."""
 # ruff: noqa: N801, PLR0917 - names and calls are NIXL's
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from troupe.errors import WaitTimeout
 from troupe.nixl._errors import nixl_error, translated
 
 DEFAULT_COMM_PORT = 8888
-REST = 10.0  # seconds for what a peer still does with memory or with a transfer that is taken back
+REST = 10.0  # seconds for a peer to finish with memory or a transfer that is withdrawn
 
 
 class nixl_thread_sync_t(Enum):
@@ -28,7 +28,7 @@ class nixl_agent_config:
     """NIXL's settings, and two of Troupe's own: `host`, the address that peers dial, and `security`, without which that
     is a loopback address.
 
-    `backends`: names of `get_plugin_list`; "UCX" stands for the best that reaches a peer. `num_threads`: that make
+    `backends`: names of `get_plugin_list`; "UCX" stands for the best that reaches a peer. `num_threads`: how many make
     progress; 0: one.
     """
 
@@ -70,7 +70,7 @@ class nixlXferTelemetry:
 
 
 class nixl_prepped_dlist_handle:
-    """A prepared list. Released with `release`, or when nobody references it any more."""
+    """A prepared list. Released with `release`, or when it is no longer referenced."""
 
     def __init__(self, plan: io.Plan, agent_name: str, count: int) -> None:
         self._plan = plan
@@ -88,7 +88,7 @@ class nixl_prepped_dlist_handle:
 
 
 class nixl_xfer_handle:
-    """A transfer to be posted. Released with `release`, or when nobody references it and it has ended."""
+    """A transfer to be posted. Released with `release`, or when it is no longer referenced and has ended."""
 
     def __init__(self, transfer: io.Transfer, peer: io.Peer, notice: bytes, count: int) -> None:
         self._transfer = transfer
@@ -104,7 +104,8 @@ class nixl_xfer_handle:
         return f"<nixl_xfer_handle of {self._count} descriptors, released={self._released}>"
 
     def release(self) -> None:
-        """Of one that is active: cancelled first, so that no byte of it moves in memory of this agent afterwards."""
+        """Releases it. An active transfer is cancelled first, so that none of its bytes move in memory of this agent
+        afterwards."""
         if self._released:
             return
         with translated():

@@ -24,7 +24,7 @@ logger = logging.getLogger(f"vllm.{__name__}")
 def register() -> None:
     """Makes the connector known by its name. May be called again, in every process of vLLM-Omni.
 
-    Raises nothing: vLLM-Omni does not catch what its plugins raise. Why the connector is not there stands in the log.
+    Raises nothing: vLLM-Omni does not catch exceptions of its plugins. The log says why the connector is missing.
     """
     try:
         from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
@@ -32,7 +32,7 @@ def register() -> None:
         if NAME in OmniConnectorFactory.list_registered_connectors():
             return
         more: dict[str, Any] = {}
-        # Releases behind 0.30 ask whether one object may serve both directions.
+        # Releases after 0.30 ask whether one object may serve both directions.
         if "supports_dual" in inspect.signature(OmniConnectorFactory.register_connector).parameters:
             more["supports_dual"] = True
         OmniConnectorFactory.register_connector(NAME, _construct, **more)
@@ -43,7 +43,8 @@ def register() -> None:
 
 
 def _take_coordinator() -> None:
-    """vLLM-Omni's head imports its coordinator from there when it starts one; there is no flag to name another."""
+    """Replaces vLLM-Omni's coordinator: its head imports the class from there when it starts one, and no flag names
+    another."""
     from vllm_omni.distributed import omni_coordinator
 
     from troupe.omni.coordinator import CoordinatorRuntime

@@ -1,4 +1,4 @@
-"""The connector itself: what vLLM-Omni calls."""
+"""The connector that vLLM-Omni calls."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ logger = init_logger(f"vllm.{__name__}")
 
 INLINE = 32 << 10  # bytes of a header and its payload that go in one message
 PATIENCE = 0.2  # seconds that one `get` waits for nodes to say whether they have a payload
-SLOW = 0.1  # seconds, that a node lets one wait for which nobody waits any more until it has answered
+SLOW = 0.1  # seconds of silence, after which no `get` waits for a node until it has answered
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1  # seconds until the same nodes are asked for the same payload again
-OTHERS_PAUSE = 1.0  # seconds until nodes of other stages are
-STEPS = (0.001, 0.005)  # seconds between two looks of a get that waits: of the first fifty, and of the rest
-ROOM_STEP = 0.01  # seconds between two looks for room
-FORGOTTEN = 60.0  # seconds until what nobody gets any more is forgotten
-SAID_AGAIN = 10.0  # seconds until it is said again that a payload does not fit: some callers look every millisecond
-REAPED = 64  # payloads that one call looks at; the node looks at all of them
-CLAIMED = 5.0  # seconds that a node has to say whether a payload is this reader's
+OTHERS_PAUSE = 1.0  # seconds until nodes of other stages are asked again
+STEPS = (0.001, 0.005)  # seconds between two polls of a waiting get: for the first fifty, and later
+ROOM_STEP = 0.01  # seconds between two checks for room
+FORGOTTEN = 60.0  # seconds until an unused search is forgotten
+SAID_AGAIN = 10.0  # seconds until it is logged again that a payload does not fit: some callers poll every millisecond
+REAPED = 64  # payloads that one call checks; the node checks all of them
+CLAIMED = 5.0  # seconds for a node to say whether a payload is this reader's
 
 
 @dataclass
 class _Search:
-    """Of a payload that somebody gets and has not got yet. `lock`: one thread at a time looks for it."""
+    """The search for a payload that is wanted and not here yet. `lock`: held by the one thread that searches."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    asks: dict[str, Operation] = field(default_factory=dict)  # nodes that have not said yet whether they have it
+    asks: dict[str, Operation] = field(default_factory=dict)  # nodes that have not answered yet
     pause: float = FIRST_PAUSE
-    again: float = 0.0  # when the nodes of the stage are asked
-    others: float = 0.0  # when those of other stages are
+    again: float = 0.0  # when the nodes of the stage are asked next
+    others: float = 0.0  # when those of other stages are asked next
     touched: float = 0.0
-    said: float = -math.inf  # when it was said that there is no room for it here
+    said: float = -math.inf  # when it was logged that there is no room for it here
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a get is told. `deadline`: a time of `time.monotonic`."""
+    """The arguments of a get. `deadline`: a time of `time.monotonic`."""
 
     name: Name
     stage: str
@@ -75,46 +75,46 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
     """Hands payloads from one stage of vLLM-Omni to another, between processes and machines.
 
     `put` copies a payload into memory of this process's node. `get` finds the node of the stage that has it, moves the
-    payload once, and takes it: of several readers one gets it. Bytes and tensors come as a `RawPayload` over the memory
-    that they were moved to; all else comes as the object that it was.
+    payload once, and takes it: only one of several readers gets it. Bytes and tensors come as a `RawPayload` over the
+    memory that they were moved to; other payloads come as the original object.
 
-    Any thread may call anything. Nothing waits longer than `timeout` of its settings, or its own deadline.
+    Thread-safe. No call waits longer than `timeout` of its settings, or its own deadline.
     """
 
     supports_raw_data = True
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """`config`: `extra` of vLLM-Omni's YAML. Starts the process's node, or joins the connectors that have one.
+        """`config`: `extra` of vLLM-Omni's YAML. Starts the process's node, or shares one that is running.
 
         `ValueError`: a key of `config` is wrong. `TroupeError`: the node does not start, and why.
         """
-        self._node: Node | None = None  # `close` may come before all else
+        self._node: Node | None = None  # `close` may be called before `__init__` has finished
         self._closing = threading.Lock()
         self._lock = threading.Lock()
         self._searches: dict[bytes, _Search] = {}  # by the identity of the payload
         self._pruned = time.monotonic()
         self._counts = _Counts()
         self._settings = settings_of(config)
-        #: What stages read their own keys from.
+        #: Stages read their own keys from this.
         self.config = config
-        #: vLLM-Omni's number of the stage that this process is of; -1: it was told none.
+        #: vLLM-Omni's number of this process's stage; -1 if it was not given.
         self.stage_id = config.get("stage_id", -1)
         if self._settings.unread:
             logger.info("TroupeOmniConnector leaves %s to the stage's own code", ", ".join(self._settings.unread))
         self._node = acquire(self._settings)
 
-    # -- what vLLM-Omni calls
+    # -- called by vLLM-Omni
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
         """Keeps `data` here until a reader takes it, or for `ttl` seconds from the newest payload of its request.
 
         `data`: bytes, a tensor of the host or of a GPU (waits for its stream), or anything that vLLM-Omni serializes.
-        The caller may change it when this returns. It replaces a payload of the same key; a reader that is reading that
-        one gets it whole.
+        The caller may change it when this returns. It replaces a payload of the same key; a reader that is already
+        reading the old one gets all of it.
 
-        Returns whether it is kept, its size in bytes, and metadata that no reader needs. (False, 0, None): there was no
-        room for `timeout` seconds, and the log says who has it. `TypeError`, `ValueError`: of an argument, naming it.
-        `TroupeError`: the node has failed, or the connector is closed.
+        Returns whether it is kept, its size in bytes, and metadata that readers do not need. (False, 0, None): there
+        was no room for `timeout` seconds, and the log says which request takes it. `TypeError`, `ValueError`: naming
+        the argument. `TroupeError`: the node has failed, or the connector is closed.
         """
         name = name_of(from_stage, to_stage, put_key)
         node = self._live()
@@ -143,10 +143,10 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
         """Takes the payload; returns it and its size in bytes. None: no node of the stage has it yet, or another reader
         was faster.
 
-        `metadata` is what `put` returned, and saves a question. Without it, or with that of other connectors, every
-        node of `from_stage` is asked. `PayloadError`: the bytes under this key are no payload, and are removed.
-        `TroupeError` OUT_OF_RANGE: the payload is larger than the memory here; said again after ten seconds, None
-        meanwhile.
+        `metadata` is what `put` returned, and saves a search. Without it, or with another connector's, every node of
+        `from_stage` is asked. `PayloadError`: the bytes under this key are not a payload, and are removed.
+        `TroupeError` OUT_OF_RANGE: the payload is larger than the memory here; raised again only after ten seconds,
+        with None returned meanwhile.
         """
         name = name_of(from_stage, to_stage, get_key)
         return self._get(_Wanted(name, str(from_stage), metadata, time.monotonic() + self._settings.timeout))
@@ -160,8 +160,8 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
         *,
         deadline: float,
     ) -> tuple[Any, int] | None:
-        """As `get`, and waits for it until `deadline`, a time of `time.monotonic`. None: it is not here by then; it can
-        be got later."""
+        """As `get`, but waits for the payload until `deadline`, a time of `time.monotonic`. None: it has not arrived by
+        then; it can be got later."""
         wanted = _Wanted(name_of(from_stage, to_stage, get_key), str(from_stage), metadata, deadline)
         looks = 0
         while True:
@@ -173,13 +173,13 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             looks += 1
 
     def abandon_get(self, get_key: str) -> None:
-        """Nobody gets it any more, from whichever stage: questions under way are dropped. A payload that is being moved
-        is moved to its end."""
+        """Gives up getting a payload, from any stage: pending searches are dropped. A payload that is being moved is
+        moved to its end."""
         self._forget_searches(lambda identity, _: _key_of(identity) == get_key)
 
     def cleanup(self, request_id: str) -> bool:
-        """Drops what this process has put of a request and nobody has taken, and looks for nothing of it any more.
-        Whether there was anything. What a reader has begun to move, it has whole."""
+        """Drops a request's payloads that this process has put and no reader has taken, and its searches here. Returns
+        whether there were any. A reader that has begun to move a payload gets all of it."""
         if not isinstance(request_id, str):
             raise TypeError(f"request_id is a str, not {type(request_id).__name__}")
         node = self._node
@@ -189,7 +189,8 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
         return node.shelf.drop(request_id)
 
     def reap_consumed(self) -> None:
-        """Forgets some of what readers have taken; the node forgets all of it within a second. Raises nothing."""
+        """Forgets some payloads that readers have taken; the node forgets all of them within a second. Raises nothing.
+        """
         node = self._node
         if node is not None and node.pid == os.getpid():
             with contextlib.suppress(TroupeError):
@@ -197,7 +198,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
 
     def health(self) -> dict[str, Any]:
         """`status`: "healthy", "degraded" (it works, and `reason` says what does not) or "unhealthy" (it does not
-        work); beside it what the node has, in payloads and bytes. Raises nothing."""
+        work); also the node's contents, in payloads and bytes. Raises nothing."""
         counts = vars(self._counts).copy()
         node = self._node
         if node is None or node.stopped or node.pid != os.getpid():
@@ -229,8 +230,8 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
         }
 
     def close(self) -> None:
-        """Gives the process's node back; the last connector stops it, and what nobody has taken is gone then. What was
-        got stays. Again: nothing."""
+        """Releases the process's node; the last connector stops it, and payloads that were not taken are lost. Received
+        payloads stay valid. A second call does nothing."""
         with self._closing:
             node, self._node = self._node, None
             if node is None:
@@ -240,13 +241,13 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             release(node)
 
     def __del__(self) -> None:
-        if hasattr(self, "_closing"):  # `__init__` came so far
+        if hasattr(self, "_closing"):  # `__init__` got this far
             self.close()
 
     # -- parts of a put
 
     def _stored(self, node: Node, key: str, parcel: Parcel) -> bool:
-        """Waits for room, which readers make."""
+        """Stores a payload, waiting for readers to make room."""
         wanted = max(len(parcel.header), parcel.size)
         limit = time.monotonic() + self._settings.timeout
         while wanted <= node.memory:
@@ -286,7 +287,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
         search.touched = time.monotonic()
         self._prune()
         if not search.lock.acquire(blocking=False):  # pylint: disable=consider-using-with
-            return None  # another thread gets it
+            return None  # another thread is getting it
         try:
             if self._searches.get(identity) is not search:
                 return None  # another thread has got it meanwhile
@@ -313,7 +314,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             search.again, search.pause = now + search.pause, min(2 * search.pause, LONGEST_PAUSE)
             peers, others = node.peers(wanted.stage)
             if now >= search.others:
-                # Who puts for a stage that is not its own is found as well, if later.
+                # Processes that put for a stage other than their own are found as well, if later.
                 peers, search.others = [*peers, *others], now + OTHERS_PAUSE
             for peer in peers:
                 self._ask(node, search, peer, wanted.name)
@@ -324,13 +325,13 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
         return None
 
     def _hinted(self, node: Node, wanted: _Wanted) -> Iterator[str]:
-        """Nodes that have the payload, as somebody has said."""
+        """Nodes that have the payload, according to metadata or notices."""
         name, metadata = wanted.name, wanted.metadata
         if node.shelf.has(name.header):
             yield node.name
         told = node.told(name.notice)
         if told is not None:
-            node.remove_own(name.notice)  # a node that is late is asked again with all others
+            node.remove_own(name.notice)  # a late node is asked again with all others
             if node.knows(told):
                 yield told
         own = metadata.get("troupe") if isinstance(metadata, dict) else None
@@ -347,7 +348,8 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             node.failed(peer, error)
 
     def _answer(self, node: Node, search: _Search, peer: str, name: Name, limit: float) -> memoryview | None:
-        """The header of the payload, from a node that has it. None: it has not, or has not said so by `limit`."""
+        """The header of the payload, from a node that has it. None: the node does not have it, or has not answered by
+        `limit`."""
         self._ask(node, search, peer, name)
         operation = search.asks.get(peer)
         if operation is None:
@@ -376,7 +378,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
     def _take(
         self, node: Node, search: _Search, peer: str, raw: memoryview, wanted: _Wanted
     ) -> tuple[Any, int] | None:
-        """None: it stays where it is, or another reader has it."""
+        """Takes the payload. None: it stays where it is, or another reader has it."""
         name, deadline = wanted.name, wanted.deadline
         try:
             header, body = Header.decode(raw)
@@ -416,7 +418,8 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             raise PayloadError(f"{_key_of(name.identity)!r} at {peer}: {error}") from None
 
     def _claimed(self, node: Node, peer: str, claim: str, seconds: float) -> bool:
-        """Of several readers one is told so. Where the node cannot say it any more, this one has the bytes."""
+        """Claims a payload: only one of several readers succeeds. If the node can no longer answer, this reader has the
+        bytes."""
         try:
             return node.remove(peer, claim, min(seconds, CLAIMED))
         except TroupeError as error:
@@ -431,7 +434,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             node.discard(operation)
 
     def _prune(self) -> None:
-        """Requests that were aborted are not told of."""
+        """Forgets old searches, since aborts of requests are not reported."""
         now = time.monotonic()
         if now - self._pruned > FORGOTTEN:
             self._pruned = now
@@ -442,7 +445,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             searches = [(one, search) for one, search in self._searches.items() if which(one, search)]
         node = node or self._node
         for identity, search in searches:
-            # A thread that looks for it at this moment ends its own search.
+            # A thread that is searching for it ends its own search.
             if node is not None and search.lock.acquire(blocking=False):  # pylint: disable=consider-using-with
                 try:
                     self._end_search(node, identity, search)
@@ -465,7 +468,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
 
 
 def _is_time(search: _Search) -> bool:
-    """To say that its payload does not fit."""
+    """Whether it is time to log again that the payload does not fit."""
     now = time.monotonic()
     if now - search.said < SAID_AGAIN:
         return False
@@ -474,7 +477,7 @@ def _is_time(search: _Search) -> bool:
 
 
 def _key_of(identity: bytes) -> str:
-    """vLLM-Omni's own, or of bytes that are none something to be printed."""
+    """vLLM-Omni's key, or printable text for bytes that are not one."""
     key = identity.split(b"\0", 2)[-1]
     try:
         return key.decode("utf-8", "surrogatepass")

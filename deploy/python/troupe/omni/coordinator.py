@@ -1,11 +1,11 @@
-"""The coordinator of vLLM-Omni's replicas, in place of its own: the same words to the same clients.
+"""The coordinator of vLLM-Omni's replicas, in place of its own: the same protocol for the same clients.
 
-Stages tell it that they live and how long their queues are, hubs hear which replicas are up. Neither is changed.
+Stages report that they live and how long their queues are, hubs learn which replicas are up. Neither is changed.
 
     python3 -m troupe.omni.coordinator --host HOST [--ports ROUTER,PUB] [--heartbeat-timeout SECONDS]
 
 runs one by itself, prints both addresses or why it does not start, and ends with its standard input or by a signal.
-vLLM-Omni takes it in place of its own where TROUPE_OMNI_COORDINATOR=1 is in the environment.
+vLLM-Omni uses it in place of its own if TROUPE_OMNI_COORDINATOR=1 is in the environment.
 TROUPE_OMNI_COORDINATOR_PORTS=ROUTER,PUB gives it ports that do not change when the head of vLLM-Omni starts again.
 """
 
@@ -35,30 +35,29 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 PORTS = "TROUPE_OMNI_COORDINATOR_PORTS"
 SPACING = 0.1  # seconds between two publications
-BEGINNING = 10.0  # seconds in which it publishes every second
-AT_ONCE = 256  # events that are read before it is looked at the time again
-READY = 30.0  # seconds that a process has to listen
-ENDED = 5.0  # seconds that it has to end
-AGAIN = (0.2, 5.0)  # seconds until one that died is started again: the first time, and at most
+BEGINNING = 10.0  # seconds at the start in which it publishes every second
+AT_ONCE = 256  # events that are read before the time is checked again
+READY = 30.0  # seconds for a process to listen
+ENDED = 5.0  # seconds for it to end
+AGAIN = (0.2, 5.0)  # seconds until a dead process is restarted: the first time, and at most
 
 
 class Coordinator:
-    """Listens at two addresses of ZMQ: a ROUTER that stages tell of themselves, a PUB that hubs hear from.
+    """Listens at two ZMQ addresses: a ROUTER for reports of stages, a PUB for hubs.
 
-    Publishes the replicas that are up when that changes, a tenth of a second apart at least, and every
-    max(1, min(heartbeat_timeout / 2, 5)) seconds, for hubs that come later; every second at first. Any thread may call
-    anything.
+    Publishes the replicas that are up when that changes, a tenth of a second apart at least, and every max(1,
+    min(heartbeat_timeout / 2, 5)) seconds, for hubs that come later; every second at first. Thread-safe.
     """
 
     def __init__(self, router_zmq_addr: str, pub_zmq_addr: str, heartbeat_timeout: float = 30.0) -> None:
-        """`heartbeat_timeout`: seconds after which a replica that says nothing is not up. A port 0 is chosen by the
-        system. `ValueError`, and `RuntimeError` where an address cannot be listened at."""
+        """`heartbeat_timeout`: seconds after which a silent replica is not up. For port 0 the system chooses one.
+        `ValueError`; `RuntimeError` if an address cannot be listened on."""
         if not heartbeat_timeout > 0:
             raise ValueError(f"heartbeat_timeout is {heartbeat_timeout}; give seconds, more than 0")
         self._replicas = Replicas(heartbeat_timeout)
         self._period = max(1.0, min(heartbeat_timeout / 2, 5.0))
-        self._lock = threading.Lock()  # of the replicas
-        self._sending = threading.Lock()  # of the PUB
+        self._lock = threading.Lock()  # guards the replicas
+        self._sending = threading.Lock()  # guards the PUB
         self._context = zmq.Context()
         self._ending = threading.Event()
         self._closed = False
@@ -77,7 +76,7 @@ class Coordinator:
         self._thread.start()
 
     def get_active_replicas(self) -> Any:
-        """vLLM-Omni's `ReplicaList` of those that are up."""
+        """vLLM-Omni's `ReplicaList` of the replicas that are up."""
         from vllm_omni.distributed.omni_coordinator.messages import ReplicaInfo, ReplicaList, ReplicaStatus
 
         with self._lock:
@@ -86,7 +85,7 @@ class Coordinator:
         return ReplicaList(replicas=replicas, timestamp=time.time())
 
     def publish_replica_list_update(self) -> bool:
-        """Tells all hubs now; whether that went out."""
+        """Publishes to all hubs now; returns whether that was sent."""
         with self._lock:
             said = {"replicas": self._replicas.active(), "timestamp": time.time()}
         with self._sending:
@@ -97,7 +96,7 @@ class Coordinator:
         return True
 
     def wait_for_shutdown(self) -> None:
-        """Until `close`."""
+        """Waits until `close`."""
         self._ending.wait()
 
     def close(self) -> None:
@@ -132,7 +131,7 @@ class Coordinator:
                 if now - ticked >= min(self._period, 1.0):
                     pending = self._replicas.tick(now) or pending
                     ticked = now
-            # Hubs that knew the one before are about to come back, and hear nothing of what was said meanwhile.
+            # Hubs of the previous coordinator are about to reconnect, and miss what is published meanwhile.
             period = self._period if now - began > BEGINNING else min(self._period, 1.0)
             if now - told >= (SPACING if pending else period):
                 pending = not self.publish_replica_list_update()
@@ -154,7 +153,7 @@ class Coordinator:
         return changed
 
     def _tell_bad(self, now: float) -> None:
-        """Once a second at most: anybody may send anything."""
+        """Logs bad events, at most once a second, since any process may send anything."""
         if self._bad and now - self._told_bad >= 1.0:
             logger.warning("the coordinator dropped %d events, the last one of them %s", self._bad, self._why)
             self._bad, self._told_bad = 0, now
@@ -163,13 +162,13 @@ class Coordinator:
 class CoordinatorRuntime:
     """A coordinator in a process of its own, as vLLM-Omni's head starts one.
 
-    `router_address` is for stages, `pub_address` for hubs. A process that dies is started again at the same ports;
-    replicas tell it of themselves by their next heartbeats. It ends with `close`, or with this process, however that
-    ends.
+    `router_address` is for stages, `pub_address` for hubs. A process that dies is restarted at the same ports; replicas
+    register with it by their next heartbeats. It ends with `close`, or with this process, even if this process is
+    killed.
     """
 
     def __init__(self, *, host: str, heartbeat_timeout: float) -> None:
-        """`ValueError`, and `RuntimeError` where it does not start, and why."""
+        """`ValueError`; `RuntimeError` if it does not start, with the reason."""
         if not host:
             raise ValueError("host is empty; give an address of this machine that stages reach")
         if not heartbeat_timeout > 0:
@@ -183,7 +182,7 @@ class CoordinatorRuntime:
         logger.info("the coordinator listens at %s, and publishes at %s", self.router_address, self.pub_address)
 
     def close(self) -> None:
-        """Ends the process. Again: nothing."""
+        """Ends the process. A second call does nothing."""
         self._ending.set()
         self._finalizer()
 
@@ -211,7 +210,7 @@ class CoordinatorRuntime:
         return process, router, pub
 
     def _start_again(self) -> None:
-        """Whoever was told of its ports goes on using them."""
+        """Restarts the process at the same ports, which its clients go on using."""
         ports = _port_of(self.router_address), _port_of(self.pub_address)
         pause = AGAIN[0]
         while not self._ending.wait(pause):
@@ -222,7 +221,7 @@ class CoordinatorRuntime:
                 logger.warning("%s; it is tried again", why)
                 pause = min(2 * pause, AGAIN[1])
                 continue
-            self._finalizer.detach()  # of the one before
+            self._finalizer.detach()  # of the previous process
             self._finalizer = weakref.finalize(self, _end, [self._process])
             if self._ending.is_set():  # it was closed meanwhile
                 self._finalizer()

@@ -1,4 +1,4 @@
-"""What payloads are called: by vLLM-Omni, and as keyed values of Troupe."""
+"""The names of payloads: vLLM-Omni's, and those of Troupe's keyed values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["MAX_KEY", "Name", "claim_of", "name_of", "requests_of"]
 #: Bytes of vLLM-Omni's key and both stages together. A key is the id of a request and a few numbers.
 MAX_KEY = 4096
 
-_LONGEST = 512 - 2  # bytes of a key of Troupe, behind what says what kind of value it is
+_LONGEST = 512 - 2  # bytes of a key of Troupe after the prefix for its kind of value
 _OF_A_CHUNK = re.compile(r"(.+)_([^_]+)_([0-9]+)")
 _OF_A_RANK = re.compile(r"(.+)_([^_]+)_0_([0-9]+)_([0-9]+)")
 _OF_A_CACHE = re.compile(r"omni_.+_to_.+_kv_cache_(.+)")
@@ -21,9 +21,9 @@ _OF_A_CACHE = re.compile(r"omni_.+_to_.+_kv_cache_(.+)")
 class Name:
     """A payload from one stage to another.
 
-    `identity`: both stages and vLLM-Omni's key, which readers compare. `header`: the key of the value that says what
-    the payload is, at the node that has it. `notice`: the key of the value that says which node that is, at the nodes
-    of the stage that it is for.
+    `identity`: both stages and vLLM-Omni's key, which readers compare. `header`: the key of the value that describes
+    the payload, at the node that has it. `notice`: the key of the value that names that node, at the nodes of the
+    receiving stage.
     """
 
     identity: bytes
@@ -32,7 +32,7 @@ class Name:
 
 
 def name_of(from_stage: object, to_stage: object, key: object) -> Name:
-    """`TypeError`, `ValueError`: one of them is no name, and which."""
+    """`TypeError`, `ValueError`: naming the argument that is not a valid name."""
     stages = [_stage("from_stage", from_stage), _stage("to_stage", to_stage)]
     if not isinstance(key, str):
         raise TypeError(f"the key of a payload is a str, not {type(key).__name__}")
@@ -41,7 +41,7 @@ def name_of(from_stage: object, to_stage: object, key: object) -> Name:
     identity = "\0".join((*stages, key)).encode("utf-8", "surrogatepass")
     if len(identity) > MAX_KEY:
         raise ValueError(f"the key {key[:40]!r}... and its stages have {len(identity)} bytes; {MAX_KEY} are the most")
-    # Text that C would cut, or that is too long for a key, is called by its digest.
+    # Text that C would truncate, or that is too long for a key, is replaced by its digest.
     own = "/".join((*(stage.replace("%", "%25").replace("/", "%2F") for stage in stages), key))
     if "\0" in own or len(own.encode("utf-8", "surrogatepass")) > _LONGEST or not _is_text(own):
         own = hashlib.sha256(identity).hexdigest()
@@ -49,13 +49,14 @@ def name_of(from_stage: object, to_stage: object, key: object) -> Name:
 
 
 def claim_of(number: int) -> str:
-    """The key of a payload's claim, a value that is there until a reader takes the payload: one reader removes it. Its
-    bytes are the payload, unless that stands in the header. `number`: of the payload, at its node."""
+    """The key of a payload's claim, a value that exists until a reader takes the payload: only one reader can remove
+    it. Its bytes are the payload, unless the header contains it. `number`: of the payload, at its node."""
     return f"b/{number}"
 
 
 def requests_of(key: str) -> tuple[str, ...]:
-    """The requests that a key of vLLM-Omni may be of, the likeliest first: what its forms say, and the key itself."""
+    """The requests that a key of vLLM-Omni may belong to, the likeliest first: from the forms of keys, and the key
+    itself."""
     found = [match[1] for form in (_OF_A_CACHE, _OF_A_RANK, _OF_A_CHUNK) if (match := form.fullmatch(key))]
     return tuple(dict.fromkeys((*found, key)))
 

@@ -1,4 +1,5 @@
-"""The node of a process: what it asks other nodes, who they are, and what was handed over here and not taken yet."""
+"""The node of a process: its calls to other nodes, their membership, and the values that were put here and not taken
+yet."""
 
 from __future__ import annotations
 
@@ -28,17 +29,17 @@ __all__ = ["Node", "acquire", "release"]
 
 logger = init_logger(f"vllm.{__name__}")
 
-#: The label of a node that says which of vLLM-Omni's stages its process is of.
+#: The label of a node with its process's stage of vLLM-Omni.
 LABEL = "omni_stage"
 
-REGISTERED = 15.0  # seconds that a process waits for its supervisor before it goes on without
-SEEN = 1.0  # seconds that it waits then for the first list of members
-LOCAL = 60.0  # seconds that a copy within this process may take
-PAUSE = 0.02  # seconds between two looks at events; whoever waits for an operation does not wait for these
-TICK = 1.0  # seconds between two looks at what was taken, and at what nobody takes
-TROUBLE = 60.0  # seconds that health tells of a node that did not answer
-NOTICE = 60.0  # seconds that a node keeps the word where a payload is; readers find it without, a little later
-NOTICES = 256  # words on their way to one node, beyond which it gets none
+REGISTERED = 15.0  # seconds that a process waits for its supervisor before it continues without
+SEEN = 1.0  # seconds that it then waits for the first list of members
+LOCAL = 60.0  # seconds for a copy within this process
+PAUSE = 0.02  # seconds between two polls of events; waits for an operation do not depend on them
+TICK = 1.0  # seconds between two sweeps of taken and expired values
+TROUBLE = 60.0  # seconds that `health` reports a node that did not answer
+NOTICE = 60.0  # seconds that a node keeps a notice; without it readers find the payload a little later
+NOTICES = 256  # notices on their way to one node, beyond which it gets no more
 _ASKABLE = ("up", "suspect", "leaving")
 
 
@@ -50,7 +51,7 @@ class _Trouble:
 
 @dataclass
 class _Owed:
-    """A removal that the node has not confirmed. `operation`: the newest try; None: it is to be asked again."""
+    """A removal that the node has not confirmed. `operation`: the newest try; None: to be tried again."""
 
     peer: str
     key: str
@@ -58,14 +59,14 @@ class _Owed:
 
 
 class Node:
-    """One engine of Troupe, which the connectors of a process share. Any thread may call anything.
+    """One engine of Troupe, which the connectors of a process share. Thread-safe.
 
-    Nothing waits without an end: every wait takes its seconds, and what is given up is aborted.
+    Every wait has a time-out, and operations that are given up are aborted.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Starts it, and waits for its supervisor. `TroupeError` as of `Engine`. A supervisor that does not answer is
-        no error: the node goes on asking."""
+        """Starts it, and waits for its supervisor. `TroupeError` as in `Engine`. A supervisor that does not answer is
+        no error: the node goes on trying."""
         self.pid = os.getpid()
         self.users = 0  # connectors, counted by `acquire`
         labels = {} if settings.stage is None else {LABEL: settings.stage}
@@ -79,16 +80,16 @@ class Node:
         self.name = self._engine.name
         self.shelf = Shelf(self)
         self._members: dict[str, MemberEvent] = {}
-        # Outcomes that came while nobody waited for them yet, and operations whose outcome nobody wants.
+        # Outcomes that came before they were waited for, and operations whose outcome is not wanted.
         self._taking = threading.Lock()
         self._taken: dict[Operation, Event] = {}
         self._unwanted: set[Operation] = set()
-        self._notices: dict[Operation, str] = {}  # nodes that are being told where something is
-        self._notices_at: dict[str, int] = {}  # how many of them at each
+        self._notices: dict[Operation, str] = {}  # nodes that are being sent a notice
+        self._notices_at: dict[str, int] = {}  # number of them per node
         self._owed: deque[_Owed] = deque()
         self._trouble: dict[str, _Trouble] = {}
-        self._slow: set[str] = set()  # nodes that have kept somebody waiting, and have not answered since
-        self._gpus: bool | None = None  # whether the library reads their memory; None: not asked yet
+        self._slow: set[str] = set()  # nodes that have kept a caller waiting, and have not answered since
+        self._gpus: bool | None = None  # whether the library reads GPU memory; None: unknown yet
         self._ending = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         try:
@@ -105,7 +106,8 @@ class Node:
         )
 
     def stop(self) -> None:
-        """Leaves the cluster. Payloads that nobody has taken are gone, and who reads one is told so. Again: nothing."""
+        """Leaves the cluster. Payloads that were not taken are lost, and their readers get an error. A second call does
+        nothing."""
         if self._ending.is_set():
             return
         self._ending.set()
@@ -123,18 +125,18 @@ class Node:
     # -- values
 
     def put_own(self, key: str, value: Any) -> None:
-        """Copies it into this node's own memory: bytes, or a tensor of the host or of a GPU. `TroupeError`
+        """Copies a value into this node's own memory: bytes, or a tensor of the host or of a GPU. `TroupeError`
         ALREADY_EXISTS, POOL_EXHAUSTED."""
         if isinstance(value, torch.Tensor) and value.is_cuda:
             value = self._computed(value)
         self._ended(self._engine.put(self.name, key, value))
 
     def begin_get(self, peer: str, key: str) -> Operation:
-        """Ends by itself, as the deployment's deadline says. `result` tells how."""
+        """Begins a get, which ends by itself at the deployment's deadline. `result` returns its outcome."""
         return self._engine.get(peer, key)
 
     def get(self, peer: str, key: str, timeout: float) -> memoryview | None:
-        """The value, pinned while a view of it is referenced; None: there is none. `TroupeError` DEADLINE: not within
+        """The value, pinned while a view of it is referenced; None if there is none. `TroupeError` DEADLINE: not within
         `timeout` seconds."""
         outcome = self._asked(peer, self._engine.get(peer, key), timeout, f"the value {key}")
         return None if outcome is None else outcome.data
@@ -143,9 +145,9 @@ class Node:
         return self._ended(self._engine.query(self.name, key), may_lack=True) is not None
 
     def remove(self, peer: str, key: str, timeout: float) -> bool:
-        """Whether it was there until now. Of all who ask for the same, one hears that.
+        """Removes a value; returns whether it was there. Of several callers only one gets true.
 
-        `TroupeError`: the node has not said so within `timeout` seconds, or cannot. It is asked again until it says so
+        `TroupeError`: the node has not answered within `timeout` seconds, or cannot. It is asked again until it answers
         or is gone.
         """
         try:
@@ -158,7 +160,8 @@ class Node:
         return self._ended(self._engine.remove(self.name, key), may_lack=True) is not None
 
     def result(self, operation: Operation, timeout: float) -> Outcome | None:
-        """How it ended; None: it has not within `timeout` seconds. `TroupeError`: that of the operation."""
+        """The outcome of an operation; None if it has not ended within `timeout` seconds. `TroupeError`: that of the
+        operation."""
         try:
             return self._engine.wait(operation, timeout)
         except WaitTimeout:
@@ -166,7 +169,8 @@ class Node:
         except TroupeError as error:
             if error.code != ErrorCode.NOT_FOUND:
                 raise
-            # Or there is no such value, or the keeper was faster: it puts what it takes here, under this lock.
+            # Or there is no such value, or the keeper was faster: it puts the outcomes that it takes here, under this
+            # lock.
             with self._taking:
                 event = self._taken.pop(operation, None)
             if event is None:
@@ -174,7 +178,7 @@ class Node:
         return _outcome_of(event)
 
     def discard(self, operation: Operation) -> None:
-        """Nobody asks for its outcome any more."""
+        """Discards the outcome of an operation."""
         with self._taking:
             if self._taken.pop(operation, None) is None:
                 self._unwanted.add(operation)
@@ -184,7 +188,7 @@ class Node:
     # -- other nodes
 
     def peers(self, stage: str) -> tuple[list[str], list[str]]:
-        """Nodes of that stage or of none, and all others, in the order of their names; this one is not among them."""
+        """Nodes of that stage or of none, and all others, ordered by name, without this one."""
         own: list[str] = []
         others: list[str] = []
         for member in self._there():
@@ -192,7 +196,7 @@ class Node:
         return own, others
 
     def knows(self, peer: str) -> bool:
-        """Whether it is there, as far as is known here."""
+        """Whether the node is a known member."""
         member = self._members.get(peer)
         return peer == self.name or (member is not None and member.state in _ASKABLE)
 
@@ -200,7 +204,7 @@ class Node:
         return peer in self._slow
 
     def set_slow(self, peer: str) -> None:
-        """It has kept somebody waiting: nobody waits for it until it has answered."""
+        """Marks a node that has kept a caller waiting: no call waits for it until it has answered."""
         self._slow.add(peer)
 
     def has_answered(self, peer: str) -> None:
@@ -208,13 +212,13 @@ class Node:
         self._trouble.pop(peer, None)
 
     def failed(self, peer: str, error: TroupeError) -> None:
-        """Told by `health`, and once in the log."""
+        """Records a failure for `health`, and logs it once."""
         if peer not in self._trouble:
             logger.warning("%s does not hear from %s: %s", self.name, peer, error)
         self._trouble[peer] = _Trouble(time.monotonic(), str(error))
 
     def tell(self, stage: str, notice: str) -> None:
-        """Nodes of that stage look at what they have been told before they ask anybody."""
+        """Sends a notice to the nodes of that stage, which check their notices before they ask other nodes."""
         word = self.name.encode()
         for member in self._there():
             peer = member.node
@@ -228,7 +232,7 @@ class Node:
                         self._notices_at[peer] = self._notices_at.get(peer, 0) + 1
 
     def told(self, notice: str) -> str | None:
-        """The node that a payload is at, if this one was told."""
+        """The node that has a payload, if this node got the notice."""
         outcome = self._ended(self._engine.get(self.name, notice), may_lack=True)
         if outcome is None or outcome.data is None:
             return None
@@ -240,7 +244,7 @@ class Node:
         return self._engine.report()
 
     def trouble(self) -> dict[str, str]:
-        """Nodes that have not answered of late, and why."""
+        """Nodes that have recently not answered, and why."""
         return {peer: trouble.why for peer, trouble in list(self._trouble.items())}
 
     # -- parts
@@ -263,7 +267,7 @@ class Node:
         self._take()
 
     def _ended(self, operation: Operation, *, may_lack: bool = False) -> Outcome | None:
-        """Of an operation on this node's own values, which takes as long as a copy."""
+        """Waits for an operation on this node's own values, which takes as long as a copy."""
         late = f"{self.name} did not copy a value within {LOCAL:.0f} s"
         return self._awaited(operation, LOCAL, late, may_lack=may_lack)
 
@@ -272,7 +276,7 @@ class Node:
         return self._awaited(operation, max(timeout, 0.0), late, may_lack=True)
 
     def _awaited(self, operation: Operation, seconds: float, late: str, *, may_lack: bool) -> Outcome | None:
-        """None where there is no such value and that may be. `TroupeError` DEADLINE, with the sentence `late`."""
+        """None if there is no such value and `may_lack` is set. `TroupeError` DEADLINE, with the sentence `late`."""
         try:
             outcome = self.result(operation, seconds)
         except TroupeError as error:
@@ -285,7 +289,7 @@ class Node:
         return outcome
 
     def _computed(self, tensor: Any) -> Any:
-        """The tensor of a GPU once its stream has computed it, or a copy on the host where the library has no code for
+        """The tensor of a GPU once its stream has computed it, or a copy on the host if the library has no code for
         GPUs."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(tensor.device))
@@ -299,7 +303,7 @@ class Node:
         return self._gpus
 
     def _keep(self) -> None:
-        """The thread that hears of members, and clears away what nobody wants any more."""
+        """The thread that handles member events, and removes values that are no longer wanted."""
         poller = select.poll()
         poller.register(self._engine.fileno(), select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
@@ -359,7 +363,7 @@ class Node:
                 self._owed.append(owed)
 
     def _is_removed(self, owed: _Owed) -> bool:
-        """Or gone with its node. Asks for it again where nobody has."""
+        """Whether the value is removed, or gone with its node. Tries the removal again if no try is pending."""
         try:
             if owed.operation is not None:
                 return self.result(owed.operation, 0.0) is not None
@@ -404,14 +408,14 @@ _at_exit: list[bool] = []
 
 
 def acquire(settings: Settings) -> Node:
-    """The process's node for these settings, which is started where there is none. Give it back by `release`."""
+    """The process's node for these settings, started if there is none. Pass it to `release` afterwards."""
     key = settings.stage, settings.file, settings.text
     with _lock:
         node = _nodes.get(key)
         if node is None:
             node = _nodes[key] = Node(settings)
             if not _at_exit:
-                # Behind what ends engines at the end of the interpreter, that is, before it.
+                # Registered after the exit handler that ends engines, so it runs before that.
                 atexit.register(_stop_all)
                 _at_exit.append(True)
         node.users += 1
@@ -419,7 +423,7 @@ def acquire(settings: Settings) -> Node:
 
 
 def release(node: Node) -> None:
-    """The last one of its users stops it."""
+    """Releases a node; its last user stops it."""
     with _lock:
         node.users -= 1
         if node.users > 0 or node.pid != os.getpid():
@@ -430,7 +434,7 @@ def release(node: Node) -> None:
 
 
 def _stop_all() -> None:
-    """Keepers are gone by the time that engines end by themselves."""
+    """Stops all nodes, so that keepers are gone before engines end by themselves."""
     with _lock:
         nodes = [node for node in _nodes.values() if node.pid == os.getpid()]
         _nodes.clear()
@@ -439,7 +443,7 @@ def _stop_all() -> None:
 
 
 def _forget() -> None:
-    """In a process that was forked: its parent's nodes are none of its own."""
+    """In a forked process: forgets the parent's nodes."""
     global _nodes, _lock
     _nodes, _lock = {}, threading.Lock()
 

@@ -1,4 +1,4 @@
-"""A payload as bytes: the header that goes before it, and what readers get of it."""
+"""A payload as bytes: its header, and the object that readers get."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _MAX_DIMENSIONS = 64
 _DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
 }
-# vLLM's encoders and decoders keep what they are at in fields of their own, and all threads of a process share them.
+# vLLM's encoders and decoders keep their state in fields of their own, and all threads of a process share them.
 _SERIALIZER = threading.Lock()
 
 
 class PayloadError(ValueError):
-    """Bytes that no connector has written, or that are not what their header says."""
+    """Bytes that were not written by a connector, or that contradict their header."""
 
 
 class Kind(enum.IntEnum):
-    """What was put, which says what is got."""
+    """The kind of object that was put, and that readers get."""
 
     OBJECT = 1  #: by vLLM-Omni's own serializer
     BYTES = 2
@@ -45,10 +45,10 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a reader knows before it has a payload.
+    """What a reader knows before it has the payload.
 
-    `size`: of the payload, in bytes. `number`: of it at its node, which `claim_of` names. `apart`: the payload is a
-    value of its own.
+    `size`: of the payload, in bytes. `number`: the payload's number at its node, for `claim_of`. `apart`: the payload
+    is a value of its own.
     """
 
     kind: Kind
@@ -68,7 +68,7 @@ class Header:
 
     @classmethod
     def decode(cls, raw: memoryview) -> tuple[Header, memoryview]:
-        """The header, and the payload that stands behind it (none, if it is apart). `PayloadError`."""
+        """The header, and the payload that follows it (empty if it is apart). `PayloadError`."""
         if len(raw) < _FIXED.size:
             raise PayloadError(f"a header of {len(raw)} bytes; it has {_FIXED.size} at least")
         magic, kind, apart, dimensions, name, identity, size, number = _FIXED.unpack_from(raw)
@@ -98,7 +98,8 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Of a put: `memory`, which the engine reads (bytes, or a flat tensor of uint8), and what the header says of it."""
+    """The payload of a put: `memory`, which the engine reads (bytes, or a flat tensor of uint8), and the fields for its
+    header."""
 
     kind: Kind
     memory: Any
@@ -110,7 +111,7 @@ class Payload:
         return Header(self.kind, identity, self.size, number, apart, self.dtype, self.shape)
 
     def bytes(self) -> bytes:
-        """A copy of them, in memory of the host."""
+        """A copy of the bytes, in host memory."""
         if not isinstance(self.memory, torch.Tensor):
             return bytes(self.memory)
         host = self.memory.cpu()
@@ -118,9 +119,9 @@ class Payload:
 
 
 def payload_of(data: Any, serialize: Callable[[Any], bytes]) -> Payload:
-    """Tensors and bytes stay where they are, where they are contiguous; all else is serialized.
+    """Contiguous tensors and bytes stay where they are; everything else is serialized.
 
-    `TypeError`: a tensor that does not lie in memory which Troupe moves, and what to hand over instead.
+    `TypeError`: the tensor is in memory that Troupe does not move; the message says what to pass instead.
     """
     if isinstance(data, torch.Tensor):
         flat = _flat(data)
@@ -150,13 +151,13 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     if str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
         raise TypeError(f"the tensor is of dtype {tensor.dtype}, which has no name in torch; view it as uint8")
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if whole.numel() == 0:  # which no dtype can be viewed as another of
+    if whole.numel() == 0:  # an empty tensor cannot be viewed as another dtype
         return torch.empty(0, dtype=torch.uint8)
     return whole.reshape(-1).view(torch.uint8)
 
 
 def restored(header: Header, body: memoryview, deserialize: Callable[[bytes], Any]) -> Any:
-    """What a reader gets: the object, or a `RawPayload` over `body`, which it references. `PayloadError`."""
+    """The object that a reader gets, or a `RawPayload` over `body`, which it references. `PayloadError`."""
     if len(body) != header.size:
         raise PayloadError(f"a payload of {len(body)} bytes whose header says {header.size}")
     if header.kind == Kind.OBJECT:
@@ -174,7 +175,7 @@ def restored(header: Header, body: memoryview, deserialize: Callable[[bytes], An
 
 
 def _bytes_at(body: memoryview, *, copied: bool) -> torch.Tensor:
-    """Whoever has taken a payload is the only one who knows of its memory, so that it may write there."""
+    """A tensor over the bytes. It is writable, since only the reader that took the payload knows its memory."""
     if copied:
         return torch.frombuffer(bytearray(body), dtype=torch.uint8)
     held: Any = (ctypes.c_ubyte * len(body)).from_address(Memory.of(body, writable=False).address)
@@ -185,9 +186,9 @@ def _bytes_at(body: memoryview, *, copied: bool) -> torch.Tensor:
 class RawPayload:
     """Bytes or a tensor that a stage has put, got without a copy: `tensor` lies in memory of this process's node.
 
-    `tensor` has the dtype and the shape that it was put with; of bytes it is flat, of uint8. Its memory takes other
-    payloads again when `release` was called, or this object is gone, and nobody references the tensor or a view of it.
-    It outlives the connector. One thread at a time.
+    `tensor` has the dtype and the shape that it was put with; of bytes it is flat, of uint8. Its memory is reused once
+    `release` was called, or this object is gone, and the tensor and its views are no longer referenced. It outlives the
+    connector. Not thread-safe.
     """
 
     __slots__ = ("_size", "_tensor")
@@ -231,5 +232,5 @@ class RawPayload:
         return ctypes.string_at(tensor.data_ptr(), self._size) if self._size else b""
 
     def release(self) -> None:
-        """Nothing more is wanted of it here. Again: nothing."""
+        """Releases the payload. A second call does nothing."""
         self._tensor = None

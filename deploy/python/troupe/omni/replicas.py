@@ -1,4 +1,4 @@
-"""The replicas of vLLM-Omni's stages, as they report themselves. Nothing here has a socket, a thread or a clock."""
+"""The replicas of vLLM-Omni's stages, as they report themselves. This module has no socket, thread or clock."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 __all__ = ["MAX_MESSAGE", "BadEventError", "Replicas", "Status"]
 
-#: Bytes of one event.
+#: Bound on the bytes of one event.
 MAX_MESSAGE = 64 << 10
 
-MOST = 4096  # replicas that are known at once
-FORGOTTEN = 600.0  # seconds until one that is down or lost is forgotten
+MOST = 4096  # bound on known replicas
+FORGOTTEN = 600.0  # seconds until a replica that is down or lost is forgotten
 _LONGEST = 1024  # characters of an address
 
 
 class BadEventError(ValueError):
-    """Bytes that are no event of a stage."""
+    """Bytes that are not an event of a stage."""
 
 
 class Status(enum.Enum):
-    """Of a replica, by the words of vLLM-Omni, and `LOST`, which they call an error as well."""
+    """The status of a replica, in vLLM-Omni's words, and `LOST`, which vLLM-Omni also calls an error."""
 
     UP = "up"
     DOWN = "down"  #: it has left
-    ERROR = "error"  #: it has said so itself, and says when that is over
-    LOST = "lost"  #: it has said nothing for too long, and is up again with its next word
+    ERROR = "error"  #: it has reported an error, and will report the end of it
+    LOST = "lost"  #: it has been silent for too long, and is up again with its next event
 
 
 @dataclass
@@ -37,8 +37,8 @@ class _Replica:
     stage_id: int
     status: Status
     queue_length: int
-    heard: float  # by the clock that never goes back
-    last_heartbeat: float  # by that of the wall, as hubs are told
+    heard: float  # by the monotonic clock
+    last_heartbeat: float  # by the wall clock, for hubs
     registered_at: float  # likewise
 
 
@@ -53,7 +53,7 @@ class _Event:
 
 
 class Replicas:
-    """A registry by the address that a replica takes requests at.
+    """A registry of replicas, by the address at which each takes requests.
 
     | state      | event                        | next                                 |
     | ---------- | ---------------------------- | ------------------------------------ |
@@ -66,10 +66,10 @@ class Replicas:
     | down       | heartbeat                    | down                                 |
     | down, lost, error | nothing for ten minutes | none                              |
 
-    A heartbeat carries all that an update does, so that one of a replica which is not known, as after a restart of who
-    keeps this registry, registers it.
+    A heartbeat carries all that an update does, so a heartbeat of an unknown replica, as after a restart of the
+    coordinator, registers it.
 
-    Times: `now` in seconds of a monotonic clock, `wall` in those since 1970.
+    Times: `now` in seconds of a monotonic clock, `wall` in seconds since 1970.
     """
 
     def __init__(self, heartbeat_timeout: float, most: int = MOST) -> None:
@@ -78,7 +78,8 @@ class Replicas:
         self._replicas: dict[str, _Replica] = {}
 
     def hear(self, raw: bytes, *, now: float, wall: float) -> bool:
-        """Whether hubs are to be told. `BadEventError` says what is wrong; nothing has changed then."""
+        """Handles an event; returns whether to publish. `BadEventError` says what is wrong; nothing has changed then.
+        """
         event = _event_of(raw)
         replica = self._replicas.get(event.input_addr)
         if replica is None:
@@ -97,7 +98,7 @@ class Replicas:
         return before != _shown(replica)
 
     def tick(self, now: float) -> bool:
-        """Time has passed; whether hubs are to be told."""
+        """Handles the passing of time; returns whether to publish."""
         lost = [
             one for one in self._replicas.values() if one.status == Status.UP and now - one.heard > self._timeout
         ]
@@ -109,7 +110,7 @@ class Replicas:
         return bool(lost)
 
     def active(self) -> list[dict[str, Any]]:
-        """Those that are up, as hubs read them, in the order in which they came."""
+        """The replicas that are up, in the form for hubs, in the order in which they came."""
         return [
             {
                 "input_addr": one.input_addr,
@@ -140,7 +141,7 @@ class Replicas:
 
 
 def _shown(replica: _Replica) -> tuple[object, ...]:
-    """What hubs are told of it, but for its times."""
+    """The fields that hubs see, without the times."""
     if replica.status != Status.UP:
         return ()
     return replica.output_addr, replica.stage_id, replica.queue_length

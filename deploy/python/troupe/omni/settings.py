@@ -1,4 +1,4 @@
-"""What a connector is told by `extra` of vLLM-Omni's YAML."""
+"""The settings of a connector, from `extra` of vLLM-Omni's YAML."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STAGE = "omni"
 _TEXTS = ("cluster", "deployment", "supervisor")
 _BACKENDS = ("auto", "rdma", "shm", "tcp")
 _OWN = frozenset((*_TEXTS, *NUMBERS, "backend", "memory", "timeout", "ttl"))
-# A deployment's file says these itself.
+# Keys that a deployment's file contains itself.
 _OF_THE_FILE = frozenset(("cluster", "supervisor", "memory", "backend", *NUMBERS))
-# vLLM-Omni writes these into `extra` by itself.
+# Keys that vLLM-Omni itself adds to `extra`.
 _OF_OMNI = frozenset(("stage_id", "role", "from_stage", "to_stage"))
 
 _UNITS = {
@@ -42,8 +42,8 @@ _DEFAULT_MEMORY = 1 << 30
 _DEFAULT_TTL = 300.0  # seconds
 _DEFAULT_TIMEOUT = 30.0  # seconds
 
-# A process that starts first begins the supervisor, the others find it. Processes that compute stand still for seconds
-# on a machine that is busy; a peer that is killed is noticed at once.
+# The first process begins the supervisor, the others find it. The times are long: computing processes stall for seconds
+# on a busy machine. A killed peer is noticed at once.
 _DEPLOYMENT = """\
 cluster: {cluster}
 supervisor: {{{supervisor}, heartbeat_timeout: 10s}}
@@ -59,12 +59,12 @@ limits: {{transfer_deadline: {deadline}ms}}
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one connector. Two of a process that agree in `stage`, `file` and `text` share a node.
+    """The settings of one connector. Connectors of a process with equal `stage`, `file` and `text` share a node.
 
     Attributes:
-        stage: vLLM-Omni's id of the stage that the process belongs to; None: it is told none.
+        stage: vLLM-Omni's id of the process's stage; None: it was not given.
         file: path of the deployment; or `text`: its YAML.
-        ttl: seconds that a payload is kept for nobody who gets it.
+        ttl: seconds that an untaken payload is kept.
         timeout: seconds that moving one payload, or waiting for room, may take at most.
         unread: keys of `extra` that are not the connector's, for the stage's own code.
     """
@@ -107,7 +107,8 @@ def settings_of(extra: Mapping[str, Any]) -> Settings:
 
 
 def _unread(extra: Mapping[str, Any]) -> tuple[str, ...]:
-    """Stages read keys of their own there (`codec_chunk_frames`, say), so only what looks like a slip is refused."""
+    """Keys that are not the connector's. Stages read keys of their own there (`codec_chunk_frames`, say), so only
+    likely typing errors are refused."""
     unread = []
     for key in extra:
         if key in _OWN or key in _OF_OMNI:

@@ -1,4 +1,4 @@
-"""What this process has handed over, and nobody has taken yet."""
+"""The payloads that this process has put and no reader has taken yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Parcel", "Shelf", "is_full"]
 
-SWEPT = 4096  # payloads that one sweep looks at
+SWEPT = 4096  # payloads that one sweep checks
 _FULL = (ErrorCode.POOL_EXHAUSTED, ErrorCode.OVERLOADED)
 
 
@@ -24,9 +24,9 @@ _FULL = (ErrorCode.POOL_EXHAUSTED, ErrorCode.OVERLOADED)
 class Parcel:
     """A payload that is put.
 
-    `key`: of its header, whose bytes are `header`. `body`: the payload where it is apart, else nothing. `size`: of the
-    payload, in bytes. `number`: as `Shelf.next_number` gave it. `requests`: of vLLM-Omni that it may be of, the
-    likeliest first. `ttl`: seconds that the newest payload of a request is kept.
+    `key`: of its header, whose bytes are `header`. `body`: the payload if it is apart, else empty. `size`: of the
+    payload, in bytes. `number`: from `Shelf.next_number`. `requests`: the requests of vLLM-Omni that it may belong to,
+    the likeliest first. `ttl`: seconds that the newest payload of a request is kept.
     """
 
     key: str
@@ -49,17 +49,17 @@ class _Entry:
 class Shelf:
     """An index over the node's own values. Thread-safe.
 
-    A payload is two values: the header under its name, and its claim, which is there until a reader takes it. The name
-    can be given to another payload at once: a reader of the former one removes that one's claim, and no other.
-    Readers do not tell the index. It looks at the claims once a second, and when there is no room.
+    A payload is two values: the header under its name, and its claim, which exists until a reader takes it. The name
+    can be given to another payload at once: a reader of the earlier one removes only that one's claim. Readers do not
+    notify the index, which checks the claims once a second, and when there is no room.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lock = threading.RLock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by the key of the header; looked at longest ago first
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by the header's key; the least recently checked first
         self._requests: dict[str, dict[str, None]] = {}  # keys of headers
-        self._last: dict[str, float] = {}  # when the newest of a request was put
+        self._last: dict[str, float] = {}  # when a request's newest payload was put
         self._numbers = 0
 
     def next_number(self) -> int:
@@ -71,7 +71,8 @@ class Shelf:
         return header in self._entries
 
     def put(self, parcel: Parcel) -> None:
-        """Replaces what has the same key. `TroupeError` POOL_EXHAUSTED: there is no room, and nothing is stored."""
+        """Stores a payload, replacing one with the same key. `TroupeError` POOL_EXHAUSTED: there is no room, and
+        nothing is stored."""
         claim = claim_of(parcel.number)
         self._node.put_own(claim, parcel.body)
         try:
@@ -86,7 +87,8 @@ class Shelf:
             raise
 
     def drop(self, request: str) -> bool:
-        """Removes what is of a request of vLLM-Omni; whether there was anything. Who reads it goes on."""
+        """Removes the payloads of a request of vLLM-Omni; returns whether there were any. Readers that have begun go
+        on."""
         with self._lock:
             keys = list(self._requests.get(request, ()))
             for key in keys:
@@ -94,7 +96,7 @@ class Shelf:
             return bool(keys)
 
     def sweep(self, most: int = SWEPT) -> None:
-        """Forgets what was taken, and drops requests whose newest payload is older than its time to live."""
+        """Forgets taken payloads, and drops requests whose newest payload is older than its time to live."""
         now = time.monotonic()
         for _ in range(min(most, len(self._entries))):
             with self._lock:
@@ -108,7 +110,7 @@ class Shelf:
                     self._remove(key)
 
     def held(self) -> tuple[int, int, str]:
-        """How many payloads there are, of how many bytes, and which request has most of them."""
+        """The number of payloads, their bytes, and the request that has most of them."""
         with self._lock:
             sizes: dict[str, int] = {}
             for entry in self._entries.values():
@@ -125,7 +127,7 @@ class Shelf:
             if error.code != ErrorCode.ALREADY_EXISTS:
                 raise
         self._remove(key)
-        self._node.remove_own(key)  # also where it is in no entry
+        self._node.remove_own(key)  # even if it is in no entry
         self._node.put_own(key, header)
 
     def _remove(self, key: str) -> None:
@@ -143,5 +145,5 @@ class Shelf:
 
 
 def is_full(error: TroupeError) -> bool:
-    """Whether room may come."""
+    """Whether the error means that there is no room yet."""
     return error.code in _FULL

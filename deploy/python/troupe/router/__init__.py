@@ -4,7 +4,7 @@
     troupe router --prefill http://A:8000 --decode http://B:8000 --decode http://C:8000
     python3 -m troupe.router ...                        # the same
 
-It places each request, has one engine compute the prompt and another one write the text, and goes on elsewhere where an
+It places each request, has one engine compute the prompt and another one write the text, and continues elsewhere if an
 engine is lost: the client sees one stream. It needs aiohttp, prometheus_client and PyYAML: `troupe-kv[router]`.
 
 | file | subject |

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from troupe.errors import TroupeError
 from troupe.router.options import settings_of
 
-# What it stands on beside the package, by the names that are imported.
+# The router's dependencies, by the names that are imported.
 _NEEDED = ("aiohttp", "prometheus_client", "yaml")
 
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s router %(message)s", stream=sys.stderr
     )
-    if settings.log_level != "debug":  # a stack for every client that speaks no HTTP
+    if settings.log_level != "debug":  # aiohttp logs a stack trace for every client that does not speak HTTP
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     from troupe.router.service import run
 

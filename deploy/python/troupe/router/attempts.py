@@ -10,8 +10,8 @@
 | the engine that writes | a part | the prompt and that part are computed again, and the rest is written elsewhere |
 | the engine that writes | all but the end of the stream | the router says the end |
 
-Each costs one of `limits.retries`. An answer that is no stream is asked for again: the client has none of it. Where a
-pair was asked at once, the loss of one engine ends the request at the other, and no cache is kept.
+Each costs one of `limits.retries`. An answer that is not a stream is asked for again, since the client has none of it.
+If a pair was asked at once, the loss of one engine ends the request at the other, and no cache is kept.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = ["Attempts", "Parts"]
 logger = logging.getLogger("troupe.router")
 
 _DONE = b"data: [DONE]\n\n"
-# Seconds. A decode that cannot load the cache may say so before it is known that the prefill was lost.
+# Seconds. A decode that cannot load the cache may say so before the loss of the prefill is known.
 _BLAME = 0.5
-# What an engine of vLLM answers whose load has failed; also where something else fails in it.
+# vLLM's answer when a load has failed, and when something else fails in it.
 _CANNOT_LOAD = 500
 
 _Computes = asyncio.Task[Mapping[str, Any] | None]
@@ -57,8 +57,8 @@ _Computes = asyncio.Task[Mapping[str, Any] | None]
 
 @dataclass(frozen=True)
 class Parts:
-    """What all requests share. `members`: None without a cluster of Troupe's. `over`: it is done when no request may go
-    on any longer, since the router stops."""
+    """Shared by all requests. `members`: None without a cluster of Troupe. `over`: done when no request may go on any
+    longer, because the router stops."""
 
     settings: Settings
     fleet: Fleet
@@ -71,8 +71,8 @@ class Parts:
 
 @dataclass
 class _Source:
-    """The cache of a prompt, pinned at the engine that computed it. `said`: tokens of the text that are in that prompt.
-    `tried`: a decode may have taken it."""
+    """The cache of a prompt, pinned at the engine that computed it. `said`: number of tokens of the text in that
+    prompt. `tried`: a decode may have taken it."""
 
     at: Instance
     params: Mapping[str, Any]
@@ -82,7 +82,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Leg:
-    """What is asked for at present. `rest`: of a text that was begun elsewhere."""
+    """The current question. `rest`: of a text that was begun elsewhere."""
 
     path: str
     body: Mapping[str, Any]
@@ -92,7 +92,7 @@ class _Leg:
 
 
 class Attempts:
-    """Use it once."""
+    """One request. Use it once."""
 
     def __init__(self, parts: Parts, incoming: Incoming, reply: Reply) -> None:
         self._parts = parts
@@ -101,18 +101,18 @@ class Attempts:
         self._said = Said(chat=incoming.chat, wants_tokens=incoming.wants_tokens, fixed=incoming.fixed)
         self._failed: set[Instance] = set()
         self._source: _Source | None = None
-        self._kept: list[tuple[Sequence[str], str]] = []  # transfers that may be kept for it, and where
+        self._kept: list[tuple[Sequence[str], str]] = []  # transfers that may be kept for this request, and where
         self._place_id = f"{incoming.id}#{secrets.token_hex(4)}"  # a client may give an id twice
         self._placed = False
-        self._longest: int | None = None  # of the model, as the first engine has it
-        self._complete = False  # the client has been told all
+        self._longest: int | None = None  # the model's limit, from the first engine
+        self._complete = False  # the client has the whole answer
         self._tried = 0
         self._began = time.monotonic()
         self._where = "nowhere"
         self._first: float | None = None
 
     async def run(self) -> None:
-        """Answers the client. What it raises is that the client has gone."""
+        """Answers the client. Raises only if the client has gone."""
         seconds, over = self._parts.settings.times.request, self._parts.over
         try:
             await within(seconds, self._run(), over)
@@ -156,7 +156,7 @@ class Attempts:
                 self._give_back()
 
     def _next_leg(self) -> _Leg | None:
-        """None: all has been said."""
+        """None if the client has everything."""
         incoming = self._incoming
         if not self._said.tokens:
             return _Leg(incoming.path, incoming.body, incoming.chat, rest=False, whole=bool(incoming.whole))
@@ -201,13 +201,13 @@ class Attempts:
         decode.served()
 
     def _named(self, prefill: Instance) -> str:
-        """The transfer of an attempt, by which it can be given back also if the engine's answer never comes."""
+        """Names the transfer of an attempt, so that it can be released even if the engine's answer never comes."""
         transfer = new_transfer(prefill.ranks[0])
         self._kept.append((prefill.ranks, transfer))
         return transfer
 
     def _give_back(self) -> None:
-        """Nobody takes what is kept for the request."""
+        """Releases the caches that are kept for the request."""
         kept, self._kept = self._kept, []
         if self._parts.members is not None:
             for nodes, transfer in kept:
@@ -216,7 +216,7 @@ class Attempts:
     async def _prefill(
         self, seat: Seat, prefill: Instance, leg: _Leg, transfer: str | None, *, in_turn: bool
     ) -> Mapping[str, Any] | None:
-        """Where the cache of the prompt is; None: the engine keeps none."""
+        """Returns where the cache of the prompt is; None if the engine keeps none."""
         try:
             body = encoded(prefill_leg(leg.body, chat=leg.chat, transfer=transfer, in_turn=in_turn))
             answer = await self._parts.upstream.ask(prefill, leg.path, body, self._incoming.headers)
@@ -231,8 +231,8 @@ class Attempts:
         return params
 
     async def _decode_from_source(self, decode: Instance, leg: _Leg) -> None:
-        """Whoever held the cache may be gone, and nobody know of it yet: a decode that cannot load it is to blame only
-        if it refuses the prompt itself as well."""
+        """The holder of the cache may be gone without the router knowing yet: a decode that cannot load the cache is to
+        blame only if it refuses the prompt itself as well."""
         if self._source is None:
             await self._decode(decode, leg, None)
             return
@@ -250,7 +250,7 @@ class Attempts:
         return not self._said.heard and why.status == _CANNOT_LOAD
 
     async def _decode_without_cache(self, decode: Instance, leg: _Leg, refused: RefusedError) -> None:
-        """By the engine that refused to load one."""
+        """Asks the engine that refused to load a cache for the whole request."""
         logger.warning("%s: %s, and computes the prompt itself now", self._incoming.id, refused)
         self._give_back()
         await self._decode(decode, leg, None)
@@ -291,12 +291,12 @@ class Attempts:
             await end(computes, writes)
             self._log_late_loss(computes, writes)
         # The prefill may have preempted the prompt or not offered it, so the decode is to blame only if it refuses
-        # again. Nothing is to be waited for: of a prompt that is computed again the prefill keeps no cache.
+        # again. No wait is needed: the prefill keeps no cache of a prompt that is computed again.
         await self._decode_without_cache(seat.decode, leg, refused)
 
     async def _written(self, decode: Instance, computes: _Computes, writes: asyncio.Task[None]) -> None:
-        """Returns when `writes` has ended well. Raises its error, or that of `computes` if the decode has said nothing
-        until then. The silence of the decode counts from the end of `computes`."""
+        """Returns when `writes` has succeeded. Raises its error, or that of `computes` if the decode has said nothing
+        until then. The decode's silence is counted from the end of `computes`."""
         both: set[asyncio.Future[Any]] = {computes, writes}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not writes.done() and not self._said.heard and not self._may_be_written_by_now(computes):
@@ -309,13 +309,13 @@ class Attempts:
         writes.result()
 
     def _may_be_written_by_now(self, computes: _Computes) -> bool:
-        """Whether the decode may have had the cache before the answer of the prefill was lost. Of an answer that is no
-        stream it says nothing before the end; if it did not get the cache, it hears so from the cluster and refuses."""
+        """Whether the decode may have got the cache before the answer of the prefill was lost. A decode that does not
+        stream says nothing before the end; if it did not get the cache, the cluster tells it so and it refuses."""
         why = computes.exception()
         return not self._incoming.stream and isinstance(why, LostError) and why.asked
 
     def _log_late_loss(self, computes: _Computes, writes: asyncio.Task[None]) -> None:
-        """Logs how the prefill failed after the decode had begun, which had the cache by then."""
+        """Logs a failure of the prefill after the decode had begun, and so had the cache."""
         why = None if computes.cancelled() else computes.exception()
         written = not writes.cancelled() and writes.exception() is None
         if why is not None and (self._said.heard or written):
@@ -339,7 +339,7 @@ class Attempts:
                     return
                 if has_given_up(data):
                     raise LostError(decode, "it gave the request up", asked=True)
-                if self._incoming.fixed and b'"error"' not in data:  # as it is: nothing of it is needed here
+                if self._incoming.fixed and b'"error"' not in data:  # passed on as it is: nothing in it is needed here
                     self._said.pass_on()
                     await self._tell(event + b"\n\n")
                     continue
@@ -359,12 +359,12 @@ class Attempts:
     async def _is_over(self, lost: LostError | RefusedError) -> bool:
         """Whether the client has its whole answer by now. `ApiError`: it will not get it."""
         passes = isinstance(lost, RefusedError) and not lost.may_pass
-        # Of a cache that was perhaps taken by the engine before: that it is gone is no fault of this one.
+        # The engine before may have taken the cache: this one is not to blame if it is gone.
         no_fault = isinstance(lost, RefusedError) and self._source is not None and self._source.tried
         if not passes and not no_fault:
             self._failed.add(lost.instance)
             lost.instance.failed()
-        # Of several choices one may have ended and not the others.
+        # With several choices, one may have ended and not the others.
         if self._said.finish is not None and not self._incoming.fixed:
             await self._end(None)
             return True
@@ -381,7 +381,7 @@ class Attempts:
         return False
 
     def _keep_source(self, lost: LostError | RefusedError) -> None:
-        """Whether the next decode may take the cache that is there."""
+        """Keeps the source if the next decode may still take its cache."""
         source = self._source
         if source is None:
             return
@@ -402,7 +402,7 @@ class Attempts:
         return ApiError(502, f"the engine that wrote this text was lost, and it cannot be continued elsewhere: {why}")
 
     async def _end(self, finish: str | None) -> None:
-        """What an engine says when all has been said, and did not come to say."""
+        """Ends the stream in place of an engine that was lost before it could."""
         if finish is not None:
             empty: dict[str, Any] = {"delta": {}} if self._incoming.chat else {"text": ""}
             chunk = self._said.like(choices=[{"index": 0, **empty, "logprobs": None, "finish_reason": finish}])

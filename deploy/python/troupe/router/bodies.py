@@ -1,4 +1,4 @@
-"""The bodies of requests: none may be too long, and neither may all together."""
+"""The bodies of requests: bounded each and in total."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from troupe.router.waiting import within
 
 __all__ = ["Bodies", "Room"]
 
-_SECONDS = 60.0  # until a body is there
+_SECONDS = 60.0  # for a body to arrive
 
 
 class Bodies:
-    """`held`: bytes of all requests that are under way."""
+    """`held`: bytes of all requests in progress."""
 
     def __init__(self, limits: Limits) -> None:
         self.each, self.all = limits.body, limits.bodies
@@ -28,7 +28,7 @@ class Bodies:
 
     @contextlib.contextmanager
     def room(self) -> Iterator[Room]:
-        """What is read in it is held until it ends: as long as the request goes on."""
+        """Bytes read in the room are counted until it ends, that is, as long as the request goes on."""
         made = Room(self)
         try:
             yield made
@@ -37,15 +37,15 @@ class Bodies:
 
 
 class Room:
-    """Of one request."""
+    """The room of one request."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self.size = 0
 
     async def read(self, request: Any) -> bytes:
-        """`ApiError`: 413 it is too long, 429 all together are, 408 it does not come, 400 it is not what its headers
-        say."""
+        """`ApiError`: 413 it is too long, 429 all bodies together are, 408 it does not arrive, 400 it contradicts its
+        headers."""
         if (request.content_length or 0) > self._bodies.each:
             raise self._too_long()
         try:

@@ -1,9 +1,10 @@
-"""How a text that an engine left unfinished is asked for from another one.
+"""How another engine is asked to continue a text that an engine left unfinished.
 
-Its prompt and all that was said of it are the token ids of a new prompt, at /v1/completions for a chat, too: neither a
-template nor a tokenizer comes between. What is said from there on is what the lost engine would have said, as far as
-the text depends on tokens alone. Where it depends on what was *generated* (a grammar, counts of generated tokens, the
-state of a random generator, the words that a stop string may be part of), it would be another one: it is not continued.
+Its prompt and the text so far become the token ids of a new prompt, at /v1/completions even for a chat, so that neither
+a template nor a tokenizer intervenes. The continuation is what the lost engine would have written, as far as the text
+depends only on tokens. If it depends on what was *generated* (a grammar, counts of generated tokens, the state of a
+random generator, the words that a stop string may be part of), the continuation would differ: such a text is not
+continued.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from troupe.router.said import Said
 
 __all__ = ["as_chat", "continued", "why_fixed"]
 
-# Of both endpoints: how tokens are drawn and told. They hold for the rest of a text as they did for its beginning.
+# Keys of both endpoints: how tokens are drawn and reported. They hold for the rest of a text as for its beginning.
 _SAMPLING = frozenset(
     {
         "model",
@@ -45,7 +46,7 @@ _SAMPLING = frozenset(
     }
 )
 
-# What the prompt is made of, or what says nothing of the text.
+# Keys that form the prompt, or do not affect the text.
 _OF_THE_PROMPT = frozenset(
     {
         "prompt",
@@ -68,7 +69,7 @@ _OF_NO_ACCOUNT = frozenset(
 )
 _KNOWN = _SAMPLING | _OF_THE_PROMPT | _OF_NO_ACCOUNT
 
-# Values with which a key that is not in those sets changes nothing.
+# Values with which a key outside of those sets has no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -90,12 +91,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
 }
 
-# Of /v1/completions where a request names none.
+# The default of /v1/completions.
 _DEFAULT_MAX_TOKENS = 16
 
 
 def why_fixed(body: Mapping[str, Any]) -> str:
-    """Why a text of this request cannot be continued by another engine; "": it can."""
+    """Why another engine cannot continue a text of this request; "" if it can."""
     for key, value in body.items():
         if key not in _KNOWN and value is not None and not _is_neutral(value, _NEUTRAL.get(key, ())):
             return f"it has {key}"
@@ -110,7 +111,8 @@ def why_fixed(body: Mapping[str, Any]) -> str:
 
 
 def continued(body: Mapping[str, Any], said: Said, longest: int | None) -> dict[str, Any] | str:
-    """The body for /v1/completions that asks for the rest; a sentence why there is none. `longest`: of the model."""
+    """The body for /v1/completions that asks for the rest, or a sentence that says why there is none. `longest`: the
+    model's limit."""
     if said.prompt is None:
         return "no engine has said the tokens of its prompt"
     left = _tokens_left(body, said, longest)

@@ -1,4 +1,4 @@
-"""Which engines a request goes to."""
+"""Chooses the engines for a request."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from troupe.router.instances import Fleet, Instance
 
 __all__ = ["Chooser", "Seat", "Wanted"]
 
-# An engine that the supervisor names is passed over if the router has so many more requests there than at the least
-# busy one. The supervisor knows of other routers' requests; of how long ours last it does not.
+# The supervisor's choice is passed over if the router has this many more requests there than at the least busy engine.
+# The supervisor knows of other routers' requests, but not how long ours last.
 _SLACK = 4
 
 
 @dataclass(eq=False)
 class Seat:
-    """Room at the engines that serve one attempt. `prefill` is None where `decode` has the whole request, or the cache
-    of the prompt is there already. `as_placed`: as the supervisor would have it."""
+    """Room at the engines that serve one attempt. `prefill` is None if `decode` gets the whole request, or the prompt
+    is already cached. `as_placed`: as the supervisor chose."""
 
     decode: Instance
     prefill: Instance | None = None
@@ -32,8 +32,8 @@ class Wanted:
     Attributes:
         whole: one engine serves all of it.
         source: the engine that holds the cache of its prompt; only a decode is wanted.
-        failed: engines that lost it before: others go first.
-        placed: where the supervisor would have it, (prefill, decode).
+        failed: engines that lost it before: others are preferred.
+        placed: the supervisor's choice, (prefill, decode).
     """
 
     model: str | None = None
@@ -44,12 +44,12 @@ class Wanted:
 
     @property
     def kind(self) -> Hashable:
-        """What has no room for one of a kind has none for another."""
+        """If there is no room for one request of a kind, there is none for another."""
         return self.model, self.whole, self.source, frozenset(self.failed)
 
 
 class Chooser:
-    """By least outstanding requests, in turn among equals; the supervisor's word goes first."""
+    """By least outstanding requests, in turn among equals; the supervisor's choice comes first."""
 
     def __init__(self, fleet: Fleet, per_engine: int) -> None:
         self._fleet = fleet
@@ -57,15 +57,16 @@ class Chooser:
         self._turn = itertools.count(1)
 
     def can(self, wanted: Wanted) -> bool:
-        """Whether anybody is there, with or without room. For a cache that is there already: who has not failed."""
+        """Whether any engine is there, with or without room. For an existing cache, only engines that have not failed.
+        """
         pool = self._fleet.serving(wanted.model)
         if wanted.source is not None:
             pool = [one for one in pool if one not in wanted.failed]
         return self._seat(pool, wanted, lambda _: True) is not None
 
     def choose(self, wanted: Wanted) -> Seat | None:
-        """None: nobody has room now, or who has lost this request is to rest before it is asked again. It is not asked
-        while another one is doubted only, which in a few seconds is there or gone."""
+        """None if no engine has room now, or the engine that lost this request must rest before it is asked again. It
+        is not asked while another engine is only in doubt, which is settled in a few seconds."""
         serving = self._fleet.serving(wanted.model)
         fresh = [one for one in serving if one not in wanted.failed]
         rested = [one for one in serving if one not in wanted.failed or not one.rests()]
@@ -85,7 +86,7 @@ class Chooser:
         return instance.outstanding < self._per_engine
 
     def _count(self, seat: Seat) -> None:
-        """The decode side last: where engines do either, each does it in turn."""
+        """Counts the decode side last: engines that do both then take turns."""
         for one in (seat.prefill, seat.decode):
             if one is not None:
                 one.chosen = next(self._turn)
@@ -101,13 +102,13 @@ class Chooser:
             if pair is not None:
                 return pair
             if not plain and any(one.fits(other) for one in prefills for other in pool if other.decodes):
-                return None  # they are full: that is no reason to serve it by one of them
-        # A plain engine is there for whole requests, and one that decodes can compute a prompt as well.
+                return None  # they are full, which is no reason to serve it by one of them
+        # Plain engines serve whole requests, and decode engines can compute a prompt as well.
         alone = plain or decodes
         return Seat(alone[0]) if alone else None
 
     def _pair(self, prefills: Sequence[Instance], decodes: Sequence[Instance], wanted: Wanted) -> Seat | None:
-        """Both by load, least first."""
+        """A pair, both by load, least first."""
         if wanted.placed is not None:
             prefill, decode = wanted.placed
             if prefill in prefills and decode in decodes and prefill.fits(decode):

@@ -1,4 +1,4 @@
-"""What engines say of a text, in a stream or at once: read, and checked as far as the router looks at it."""
+"""Engines' answers, streamed or not: read, and checked as far as the router uses them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from troupe.router.upstream import LostError, RefusedError
 
 __all__ = ["check_answer", "chunk_of", "has_given_up", "message_of", "params_of"]
 
-# What an engine says that is told to stop, as the last of a text that it does not write on. In a text of its own the
-# quotes would be escaped.
+# The last chunk of an engine that is told to stop and does not finish a text. Inside a text the quotes would be
+# escaped.
 _GIVEN_UP = re.compile(rb'"finish_reason":\s*"abort"')
 
 
@@ -23,7 +23,7 @@ def has_given_up(data: bytes) -> bool:
 
 
 def chunk_of(decode: Instance, data: bytes, *, chat: bool) -> dict[str, Any]:
-    """One event of a stream. `chat`: of a text, and to become one of a chat. `LostError`, `RefusedError`."""
+    """One event of a stream. `chat`: a chunk of a text that is to become one of a chat. `LostError`, `RefusedError`."""
     try:
         chunk = json.loads(data)
     except (ValueError, RecursionError):
@@ -39,7 +39,7 @@ def chunk_of(decode: Instance, data: bytes, *, chat: bool) -> dict[str, Any]:
 
 
 def check_answer(decode: Instance, body: bytes) -> None:
-    """Whether it has a text, which need not be looked at. `LostError`, `RefusedError`."""
+    """Checks that the answer has a text, without parsing it. `LostError`, `RefusedError`."""
     if has_given_up(body):
         raise LostError(decode, "it gave the request up", asked=True)
     if b'"choices"' in body:
@@ -51,7 +51,7 @@ def check_answer(decode: Instance, body: bytes) -> None:
 
 
 def params_of(prefill: Instance, body: bytes) -> Mapping[str, Any] | None:
-    """Where the cache of a prompt is; None: the engine keeps none. `LostError`, `RefusedError`."""
+    """Where the cache of a prompt is; None if the engine keeps none. `LostError`, `RefusedError`."""
     document = _object_of(body)
     if document.get("error") is not None:
         raise _refused(prefill, document, body)
@@ -62,7 +62,7 @@ def params_of(prefill: Instance, body: bytes) -> Mapping[str, Any] | None:
 
 
 def message_of(body: bytes) -> str:
-    """What an engine's error says; "": it is none of the API."""
+    """The message of an engine's error; "" if it is not an error of the API."""
     error = _object_of(body).get("error")
     message = error.get("message") if isinstance(error, dict) else None
     return message if isinstance(message, str) else ""
@@ -75,7 +75,7 @@ def _refused(instance: Instance, document: dict[str, Any], data: bytes) -> Refus
 
 
 def _object_of(body: bytes) -> dict[str, Any]:
-    """An empty one where it is none."""
+    """The JSON object in `body`; empty if it is not one."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Where clients come in: as many connections at once as there is room for."""
+"""Accepts clients: as many connections at once as there is room for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Door", "connections_of"]
 
 logger = logging.getLogger("troupe.router")
 
-# Files of the process beside the connections of clients and to engines.
+# Open files of the process other than connections with clients and engines.
 _OWN_FILES = 128
-_MOST_LEAVING = 64  # connections that are refused, of those files
+_MOST_LEAVING = 64  # of those files: connections being refused
 _LEAVE_SECONDS = 1.0
 
 _REFUSAL = (
@@ -25,8 +25,8 @@ _REFUSAL = (
 
 
 def connections_of(limits: Limits) -> int:
-    """How many clients may be connected. Files that connections to engines need are not for clients: those who only
-    connect would else take the engines away from everybody."""
+    """How many clients may be connected. The files needed for connections to engines are reserved: otherwise clients
+    that only connect would take the engines away from everyone."""
     own = 2 * limits.running + _OWN_FILES
     wanted = limits.connections + own
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -40,7 +40,7 @@ def connections_of(limits: Limits) -> int:
 
 
 class Door:
-    """Called for every connection. `server`: of aiohttp. `refusal`: what those hear for whom there is no room."""
+    """Called for every connection. `server`: of aiohttp. `refusal`: the answer to clients for whom there is no room."""
 
     def __init__(self, server: Any, most: int, refusal: bytes) -> None:
         self._server = server
@@ -61,7 +61,7 @@ class Door:
         if len(self._leaving) >= _MOST_LEAVING:
             transport.close()
             return
-        # What it asks for is read for a moment: else what it was told may be lost.
+        # Its request is read for a moment: otherwise our answer may be lost.
         self._leaving.add(entering)
         transport.write_eof()
         asyncio.get_running_loop().call_later(_LEAVE_SECONDS, transport.close)
@@ -71,7 +71,7 @@ class Door:
 
 
 class _Entering(asyncio.Protocol):
-    """Until it is known whether there is room, and of those for whom there is none."""
+    """The protocol of a connection until it is known whether there is room, and of refused ones."""
 
     def __init__(self, door: Door) -> None:
         self._door = door

@@ -1,4 +1,4 @@
-"""What ends a request, in the words of OpenAI's API."""
+"""Errors that end a request, in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ApiError(Exception):
     Attributes:
         message: one sentence, for the client.
         retry_after: seconds; in the header of that name.
-        body: an engine's own answer, handed on as it is; else it is made of the message.
+        body: an engine's own answer, passed on as it is; else it is made from the message.
     """
 
     status: int
@@ -39,14 +39,14 @@ class ApiError(Exception):
 
 
 def error_document(status: int, message: str) -> bytes:
-    """`code` is the status, as vLLM has it."""
+    """`code` is the status, as in vLLM."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     said = message or f"status {status}"
     return json.dumps({"error": {"message": said, "type": kind, "param": None, "code": status}}).encode()
 
 
 def one_line(text: str, most: int = 500) -> str:
-    """For a log: what others say cannot look like lines of the router's own."""
+    """For a log: text from others cannot look like lines of the router's own."""
     said = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[:most]
     )

@@ -1,4 +1,4 @@
-"""Server-sent events: a stream of bytes cut into them."""
+"""Server-sent events: cuts a stream of bytes into events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cutter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events that are complete by now, without their blank lines."""
-        begin = max(0, len(self._rest) - 3)  # the longest end but one byte may be there
+        begin = max(0, len(self._rest) - 3)  # all but one byte of the longest separator may have arrived
         self._rest += data
         events, at = [], 0
         for end in _END.finditer(self._rest, begin):
@@ -40,18 +40,18 @@ class Cutter:
 
 
 def data_of(event: bytes) -> bytes | None:
-    """What an event says; None: it is a comment, or has no data."""
+    """The data of an event; None for a comment or an event without data."""
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines).strip() or None
 
 
 def is_comment(event: bytes) -> bool:
-    """It keeps a connection alive, and says nothing."""
+    """Whether the event is a comment, which only keeps a connection alive."""
     return all(line.startswith(b":") for line in event.splitlines())
 
 
 def event_of(document: dict[str, Any]) -> bytes:
-    """As vLLM writes it."""
+    """An event in vLLM's form."""
     return (
         b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n\n"
     )

@@ -1,4 +1,4 @@
-"""The routes: what clients and operators ask the router for."""
+"""The routes for clients and operators."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Front:
                 metrics.broken.inc(reply.broken)
 
     async def _models(self, request: web.Request) -> Any:
-        """Of all engines. Where they do not tell the router, because they want to know who asks: of one."""
+        """The models of all engines. If the engines do not tell the router, because they require the client's
+        authorization: of one."""
         fleet = self._parts.fleet
         models = fleet.models()
         if models:
@@ -97,7 +98,7 @@ class Front:
     # -- for operators
 
     async def _health(self, request: web.Request) -> Any:
-        """200: there is a way to serve a request."""
+        """200 if a request can be served."""
         fleet = self._parts.fleet
         engines = [
             {"engine": one.name, "role": one.role, "usable": one.usable, "member": one.member or None, "why": one.why}
@@ -115,7 +116,7 @@ class Front:
     # -- errors
 
     async def _guard(self, request: web.Request, handler: _Handler) -> Any:
-        """Whatever is wrong is said in the words of the API."""
+        """Answers every failure in the form of the API."""
         request_id = id_of(request.headers)
         try:
             return await handler(request)

@@ -1,4 +1,4 @@
-"""What a client wants, as far as the router has to know it. What it does not look at the engines judge."""
+"""A client's request, as far as the router needs it. The engines judge the rest."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Incoming", "forwarded", "id_of", "read"]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 _ID = re.compile(r"[!-~]{1,128}")
-# What goes on to the engines: who the client is to them, and what it belongs to.
+# Headers passed on to the engines: the client's identity, and what the request belongs to.
 _FORWARDED = ("authorization", "traceparent", "tracestate", "x-session-id")
-# What the router says to engines. vLLM takes them among `vllm_xargs`, too.
+# Keys that only the router sends to engines. vLLM takes them in `vllm_xargs`, too.
 _OWN = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -31,9 +31,9 @@ class Incoming:
     Attributes:
         path: of the endpoint. `body`: as the client sent it.
         id: for logs of the router and of the engines. `headers`: for the engines.
-        whole: why one engine serves all of it; "": prompt and text may be shared.
-        fixed: why its text cannot be continued elsewhere; "": it can.
-        affinity: requests with the same one go to the same engines; None: wherever there is room.
+        whole: why one engine must serve all of it; "" if prompt and text may be split.
+        fixed: why its text cannot be continued elsewhere; "" if it can.
+        affinity: requests with the same affinity go to the same engines; None: wherever there is room.
     """
 
     id: str
@@ -64,13 +64,13 @@ class Incoming:
 
 
 def id_of(headers: Mapping[str, str]) -> str:
-    """The client's own, where it is one that logs can hold."""
+    """The client's own id, if it is fit for logs."""
     given = headers.get("X-Request-Id", "")
     return given if _ID.fullmatch(given) else secrets.token_hex(12)
 
 
 def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those of a client that go on to the engines. `ApiError` 400: one has what no header may have."""
+    """The client's headers that are passed on to the engines. `ApiError` 400: one is invalid as a header."""
     found = {key: headers[key] for key in _FORWARDED if key in headers}
     for key, value in found.items():
         if not (value.isascii() and value.isprintable()):
@@ -79,8 +79,8 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def read(path: str, data: bytes, headers: Mapping[str, str], request_id: str) -> Incoming:
-    """`ApiError` 400: it is no object of JSON, or has what only the router says to engines, or what cannot go on to
-    them."""
+    """`ApiError` 400: it is not a JSON object, or has keys that only the router may send to engines, or headers that
+    cannot be passed on."""
     try:
         return _read(path, json.loads(data), headers, request_id)
     except ValueError as why:
@@ -111,7 +111,7 @@ def _read(path: str, body: object, headers: Mapping[str, str], request_id: str) 
 
 
 def _why_whole(body: Mapping[str, Any]) -> str:
-    """One transfer brings the cache of one prompt to one text."""
+    """Why the request must be whole: one transfer brings the cache of one prompt to one text."""
     if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1) or body.get("use_beam_search"):
         return "it has several texts"
     if body.get("prompt_embeds") is not None:
@@ -129,8 +129,8 @@ def _why_whole(body: Mapping[str, Any]) -> str:
 
 
 def _affinity_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """A session that the client names, or a conversation in which somebody has answered. That one is known by how it
-    began: its earlier turns are in the caches where its last one was served."""
+    """A session that the client names, or a conversation with at least one answer. A conversation is identified by its
+    beginning: its earlier turns are cached where its last one was served."""
     session = body.get("session_id") or headers.get("X-Session-Id")
     if isinstance(session, str) and session:
         return _hash("session", session)

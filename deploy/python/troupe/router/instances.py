@@ -1,4 +1,4 @@
-"""The engines behind the router: where each is, what it serves, how busy it is and whether it can be used."""
+"""The engines behind the router: address, models, load and usability of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from troupe.router.settings import GivenEngine
 
 __all__ = ["Fleet", "Instance"]
 
-# Of an engine that failed a request: the first rest, and the longest of those that double it.
+# Rests of an engine that failed requests: the first one, which doubles, and the longest.
 _SHORTEST_REST = 0.5
 _LONGEST_REST = 30.0
 _NOT_ASKED = "it was not asked yet"
@@ -23,15 +23,15 @@ class Instance:
     """One engine, by the address of its HTTP server.
 
     Attributes:
-        prefills, decodes: what it is asked for. Neither: it is a plain one, for whole requests.
-        says_tokens: it knows `return_token_ids`.
+        prefills, decodes: its roles. Neither: a plain engine, for whole requests.
+        says_tokens: it supports `return_token_ids`.
         given: the settings name it; else Troupe's supervisor does.
-        nodes: what Troupe calls its ranks. `fingerprint`: of its cache's layout, "" where nobody has said it.
+        nodes: Troupe's names of its ranks. `fingerprint`: of its cache's layout, "" if unknown.
         ranks: the same in rank order; empty while the cluster does not have all of them. `engine_id`: vLLM's own.
         mode: how its caches move: "write", while the prompt is computed, or "read", afterwards.
-        member: its state in Troupe's membership; "" where it has none.
-        ready: its server answers. `cards`: its list of models. `why`: it is not ready.
-        outstanding: requests that the router has there. `chosen`: when it was chosen last, as a counter.
+        member: its state in Troupe's membership; "" if it has none.
+        ready: its server answers. `cards`: its list of models. `why`: why it is not ready.
+        outstanding: the router's requests there. `chosen`: when it was chosen last, as a counter.
     """
 
     url: str
@@ -82,20 +82,20 @@ class Instance:
 
     @property
     def has_been_asked(self) -> bool:
-        """Whether its server lives, whatever came of it."""
+        """Whether its server has been probed, with any result."""
         return self.ready or self.why != _NOT_ASKED
 
     @property
     def usable(self) -> bool:
-        """New requests may go there."""
+        """Whether new requests may go there."""
         return self.ready and self.member in ("", "up")
 
     def rests(self) -> bool:
-        """It failed a moment ago: others go first."""
+        """Whether it failed a moment ago, so that others are preferred."""
         return time.monotonic() < self._rests_until
 
     def failed(self) -> None:
-        if self.rests():  # asked before it was known
+        if self.rests():  # asked before the failure was known
             return
         self._rests_until = time.monotonic() + min(_LONGEST_REST, _SHORTEST_REST * 2.0**self._failures)
         self._failures = min(self._failures + 1, 16)
@@ -107,7 +107,7 @@ class Instance:
         return any(card.get("id") == model for card in self.cards)
 
     def longest(self, model: str | None) -> int | None:
-        """Tokens of a prompt and its text together; None: it does not say."""
+        """The limit on tokens of a prompt and its text together; None if it does not say."""
         for card in self.cards:
             if model is None or card.get("id") == model:
                 length = card.get("max_model_len")
@@ -115,16 +115,16 @@ class Instance:
         return None
 
     def fits(self, other: Instance) -> bool:
-        """Whether a cache moves from the one to the other."""
+        """Whether a cache can move from this engine to the other."""
         unknown = not self.fingerprint or not other.fingerprint
         alike = unknown or (self.fingerprint, self.mode) == (other.fingerprint, other.mode)
         return self is not other and alike
 
     def pushes_to(self, other: Instance) -> bool:
-        """Whether a cache moves from the one to the other while it is computed, so that both are asked at once.
+        """Whether a cache moves from this engine to the other while it is computed, so that both are asked at once.
 
-        Blocks of both are taken then. Engines that do either could wait for each other's, each with its own taken by
-        texts whose prompts stand in the other one's queue.
+        This takes blocks of both. Engines that do both could wait for each other's blocks, each with its own taken by
+        texts whose prompts wait in the other one's queue.
         """
         divided = not self.decodes and not other.prefills
         return divided and self.mode == other.mode == "write" and bool(self.ranks)
@@ -139,7 +139,7 @@ class Instance:
         self._lost.discard(tell)
 
     def lost(self, why: str) -> None:
-        """Its answers will not come: whoever waits for one is told."""
+        """Reports the loss to all requests that wait for its answers."""
         told, self._lost = self._lost, set()
         for tell in told:
             tell(why)
@@ -173,18 +173,18 @@ class Fleet:
         return next((one for one in self._all.values() if node in one.nodes), None)
 
     def serving(self, model: str | None) -> list[Instance]:
-        """The usable ones that serve a model. One that nobody lists may still be served: whoever is asked says
-        so in its own words."""
+        """The usable engines that serve a model. A model that no engine lists may still be served: the engine that is
+        asked answers in its own words."""
         listed = [one for one in self._all.values() if model is not None and one.serves(model)]
         return [one for one in (listed or self._all.values()) if one.usable]
 
     def doubts(self, model: str | None, but: Collection[Instance]) -> bool:
-        """Whether one that serves the model answers, while its node has not been heard of for a moment."""
+        """Whether an engine that serves the model answers, although its node has been silent for a moment."""
         listed = [one for one in self._all.values() if model is not None and one.serves(model)]
         return any(one.ready and one.member == "suspect" and one not in but for one in listed or self._all.values())
 
     def models(self) -> list[dict[str, Any]]:
-        """Of all usable engines, each once."""
+        """The models of all usable engines, each once."""
         cards: dict[str, dict[str, Any]] = {}
         for one in self._all.values():
             if one.usable:

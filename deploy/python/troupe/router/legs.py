@@ -1,4 +1,4 @@
-"""What each engine is asked for one request."""
+"""The questions to each engine for one request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from troupe.router.errors import ApiError
 
 __all__ = ["decode_leg", "encoded", "prefill_leg"]
 
-# The shape of NIXL's connector, which every router speaks.
+# The form of NIXL's connector, which every router uses.
 _TO_BE_DECODED_ELSEWHERE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -21,7 +21,7 @@ _TO_BE_DECODED_ELSEWHERE = {
     "remote_port": None,
 }
 
-# Of the text, of which an engine that only computes the prompt says one token.
+# Keys that concern the text, of which an engine that only computes the prompt writes one token.
 _OF_THE_TEXT = frozenset(
     {
         "stream",
@@ -43,7 +43,7 @@ def prefill_leg(
     body: Mapping[str, Any], *, chat: bool, transfer: str | None = None, in_turn: bool = False
 ) -> dict[str, Any]:
     """For the engine that computes the prompt. It answers where the cache is, or moves it as `transfer` meanwhile;
-    `in_turn`: it is only to be known by that name."""
+    `in_turn`: the name only identifies the transfer."""
     made = {key: value for key, value in body.items() if key not in _OF_THE_TEXT}
     made["max_tokens"] = 1
     if chat:
@@ -57,8 +57,8 @@ def prefill_leg(
 
 
 def decode_leg(body: Mapping[str, Any], source: Mapping[str, Any] | None, *, tokens: bool) -> dict[str, Any]:
-    """For the engine that writes the text. `source`: where the cache of the prompt is; None: it computes that itself.
-    `tokens`: it is to say token ids."""
+    """For the engine that writes the text. `source`: where the cache of the prompt is; None: the engine computes the
+    prompt itself. `tokens`: it must report token ids."""
     made = dict(body)
     if source is not None:
         made["kv_transfer_params"] = source
@@ -68,7 +68,7 @@ def decode_leg(body: Mapping[str, Any], source: Mapping[str, Any] | None, *, tok
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
-    """`ApiError` 400: it is nested more deeply than it may be written, be it that it was read."""
+    """`ApiError` 400: it is nested too deeply to be written, although it could be read."""
     try:
         return json.dumps(body, separators=(",", ":")).encode()
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Where requests wait, in a line of bounded length, until engines have room for them."""
+"""A queue of bounded length where requests wait until engines have room for them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from troupe.router.settings import Limits
 __all__ = ["Line"]
 
 _LONGEST_RETRY_AFTER = 60
-_LOOK_AGAIN = 0.1  # seconds: an engine that has rested tells nobody
-_WEIGHT = 0.1  # of the newest request in the mean
+_LOOK_AGAIN = 0.1  # seconds: the end of an engine's rest has no event
+_WEIGHT = 0.1  # weight of the newest request in the mean
 
 
 @dataclass(eq=False)
@@ -29,14 +29,14 @@ class _Waiter:
 
 
 class Line:
-    """`running`: requests that have a seat."""
+    """`running`: number of requests that have a seat."""
 
     def __init__(self, fleet: Fleet, chooser: Chooser, limits: Limits, patience: float) -> None:
         self._chooser = chooser
         self._limits = limits
         self._patience = patience
         self._waiting: deque[_Waiter] = deque()
-        self._mean = 1.0  # seconds of a request
+        self._mean = 1.0  # mean seconds of a request
         self.running = 0
         fleet.on_change = self.serve
 
@@ -46,20 +46,20 @@ class Line:
 
     @property
     def full(self) -> bool:
-        """Whoever comes now is sent away."""
+        """Whether new requests are refused."""
         return self.running >= self._limits.running and len(self._waiting) >= self._limits.waiting
 
     def can(self, wanted: Wanted) -> bool:
-        """Whether anybody is there who could serve it, with or without room."""
+        """Whether any engine could serve it, with or without room."""
         return self._chooser.can(wanted)
 
     @contextlib.asynccontextmanager
     async def seat(self, wanted: Wanted, *, again: bool = False) -> AsyncIterator[Seat]:
         """Room at the engines for as long as the context lasts.
 
-        `again`: the request ran before, and lost what ran it: it goes before all others, however many they are, and
-        waits for engines to come back. `ApiError`: 429 the line is full, or nobody had room in time; 503 nobody is
-        there.
+        `again`: the request ran before, and lost its engine: it goes before all others, however many they are, and
+        waits for engines to come back. `ApiError`: 429 the line is full, or no engine had room in time; 503 no engine
+        is there.
         """
         seat = await self._take(wanted, again=again)
         began = time.monotonic()
@@ -72,15 +72,15 @@ class Line:
             self.serve()
 
     def leave_prefill(self, seat: Seat) -> None:
-        """The prompt is computed: its engine has room for the next one."""
+        """Frees the prefill engine's room: the prompt is computed."""
         if seat.prefill is not None:
             seat.prefill.outstanding -= 1
             seat.prefill = None
             self.serve()
 
     def serve(self) -> None:
-        """Gives seats to those of the line that can have one now, in the order in which they came."""
-        in_vain = set()  # what there is no room for
+        """Gives seats to the waiting requests that can have one now, in the order in which they came."""
+        in_vain = set()  # kinds without room
         for waiter in list(self._waiting):
             if self.running >= self._limits.running:
                 return
@@ -95,7 +95,7 @@ class Line:
                 waiter.seat.set_result(seat)
 
     def retry_after(self) -> int:
-        """Seconds until a request that comes then may find room: what waits now has been served by then."""
+        """Seconds until a new request may find room: when those that wait now have been served."""
         rounds = (len(self._waiting) + 1) / max(1, self.running)
         return max(1, min(_LONGEST_RETRY_AFTER, math.ceil(rounds * self._mean)))
 
@@ -135,7 +135,7 @@ class Line:
         raise ApiError(503, f"no engine came within {self._patience:g} s", retry_after=5)
 
     def _drop(self, waiter: _Waiter) -> None:
-        """It waits no longer. It may have been given a seat a moment ago."""
+        """Removes a waiter, which may have been given a seat a moment ago."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(waiter)
         if waiter.seat.done():

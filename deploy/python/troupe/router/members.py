@@ -1,8 +1,7 @@
-"""The engines of a cluster of Troupe's: who is in it, where its supervisor would have a request, and who is told that
-nobody takes what it keeps.
+"""A cluster of Troupe: its engines, its supervisor's placements, and the release of caches that will not be taken.
 
-The library's calls block: they are made by threads, of which each kind of call has its own. A supervisor that places no
-request in time is not asked again until it has answered, and the membership is still looked at.
+The library's calls block, so threads make them, different ones for each kind of call. A supervisor that does not place
+a request in time is not asked again until it has answered, and the membership is still polled.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ logger = logging.getLogger("troupe.router")
 
 _TIMEOUT = 2.0  # seconds, of a call to the supervisor
 _PATIENCE = 0.5  # of a request for its placement: the router can choose by itself
-_HEARD = 5.0  # of a word that needs no answer: an engine hears between its steps, and nothing whose time is over
-_LOOK = 1.0  # between two looks at the membership
-_THREADS = 8  # that ask for placements
-_MOST_PLACING = 256  # requests; behind it the router chooses by itself
-_MOST_RELEASES = 512  # that wait: behind it their leases end them
-_MOST_ENDED = 65536  # requests that the supervisor has not heard the end of: it remembers no more of them either
+_HEARD = 5.0  # of a message that needs no answer: an engine reads messages between its steps, and drops expired ones
+_LOOK = 1.0  # between two polls of the membership
+_THREADS = 8  # threads that ask for placements
+_MOST_PLACING = 256  # requests; beyond that the router chooses by itself
+_MOST_RELEASES = 512  # waiting releases; beyond that leases end the transfers
+_MOST_ENDED = 65536  # ends not reported to the supervisor yet: it remembers no more requests either
 
-# After these it may hear the same later.
+# After these errors the call may be repeated later.
 _AWAY = (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST, ErrorCode.DEADLINE, ErrorCode.OVERLOADED)
 
 
 class Members:
-    """Keeps the fleet as the membership is. While the supervisor is away the last one counts."""
+    """Keeps the fleet in step with the membership. While the supervisor is away, the last membership counts."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
-        """Needs libtroupe (`OSError`). `TroupeError`, `ValueError`: the deployment is none."""
+        """Needs libtroupe (`OSError`). `TroupeError`, `ValueError`: the deployment is invalid."""
         self._fleet = fleet
         self._roster = Roster(fleet)
         self._looking, self._placing, self._telling, self._releasing = (
@@ -54,10 +53,10 @@ class Members:
             for name, threads in (("members", 1), ("place", _THREADS), ("finished", 1), ("release", _THREADS))
         )
         self._releases = 0
-        self._calls: dict[str, list[Future[Placement]]] = {}  # by request, until that has ended; the last may go on
-        self._running = 0  # of those calls
-        self._late = 0  # of those, for which nobody waits any longer
-        self._ended: deque[str] = deque(maxlen=_MOST_ENDED)  # which the supervisor has not heard
+        self._calls: dict[str, list[Future[Placement]]] = {}  # by request, until it has ended; the last may still run
+        self._running = 0  # number of running calls
+        self._late = 0  # number of those that no request waits for any longer
+        self._ended: deque[str] = deque(maxlen=_MOST_ENDED)  # requests whose end the supervisor does not know yet
         self._tells = False
         self._reachable = False
         self._has_looked = False
@@ -70,16 +69,16 @@ class Members:
 
     @property
     def reachable(self) -> bool:
-        """The supervisor answered when it was asked last."""
+        """Whether the supervisor answered the last call."""
         return self._reachable
 
     @property
     def has_looked(self) -> bool:
-        """The supervisor has been asked, be it in vain."""
+        """Whether the supervisor has been asked, even in vain."""
         return self._has_looked
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             try:
                 document = await asyncio.wrap_future(self._looking.submit(self._cluster.members))
@@ -96,8 +95,8 @@ class Members:
             await asyncio.sleep(_LOOK)
 
     def may_place(self, model: str | None) -> bool:
-        """Whether the supervisor can know a good place, and says it in time: every engine that may be chosen is a
-        member that it may choose, too, and the other way round."""
+        """Whether the supervisor can place well and in time: the engines that the router may choose are exactly the
+        members that the supervisor may choose."""
         if not self._reachable or self._late or self._running >= _MOST_PLACING:
             return False
         serving = self._fleet.serving(model)
@@ -107,9 +106,9 @@ class Members:
     async def place(
         self, request: str, affinity: str | None, failed: Sequence[str] = ()
     ) -> tuple[Instance, Instance] | None:
-        """Where the supervisor would have a request: (prefill, decode). None: it does not say. It counts the request
-        there until it is told that that one has `finished`. `failed`: nodes that lost the request before; its affinity
-        leaves them."""
+        """The supervisor's choice for a request: (prefill, decode). None if it does not say. It counts the request
+        there until it is told that the request has `finished`. `failed`: nodes that lost the request before, whose
+        affinity is dropped."""
         call = self._placing.submit(lambda: self._cluster.place(request, affinity=affinity, failed=failed))
         self._calls.setdefault(request, []).append(call)
         self._running += 1
@@ -118,7 +117,7 @@ class Members:
         try:
             await asyncio.wait({answered}, timeout=_PATIENCE)
         finally:
-            call.cancel()  # unless it is under way
+            call.cancel()  # unless it is running
         if not answered.done():
             self._late += 1
             answered.add_done_callback(self._late_ended)
@@ -133,7 +132,7 @@ class Members:
         return None if prefill is None or decode is None else (prefill, decode)
 
     def finished(self, request: str) -> None:
-        """Does not wait. The supervisor hears it when it has placed the request, and when it is there again."""
+        """Does not wait. The supervisor is told once it has placed the request, and once it is reachable again."""
         calls = self._calls.pop(request, None)
         if calls is None:
             return
@@ -144,7 +143,8 @@ class Members:
         calls[-1].add_done_callback(lambda _: _call_soon(loop, lambda: self._has_ended(request, calls)))
 
     def release(self, nodes: Sequence[str], transfer: str) -> None:
-        """Tells an engine's nodes that nobody takes a transfer, without waiting. The lease is for those not reached."""
+        """Tells an engine's nodes, without waiting, that a transfer will not be taken. Nodes that are not reached rely
+        on the lease."""
         loop = asyncio.get_running_loop()
         for node in nodes:
             if self._releases >= _MOST_RELEASES:
@@ -157,7 +157,7 @@ class Members:
             told.add_done_callback(lambda _: _call_soon(loop, self._has_released))
 
     def close(self) -> None:
-        """What has ended is told still, by a thread that the process waits for."""
+        """Ends are still reported, by a thread that the process waits for."""
         for threads in (self._looking, self._placing, self._releasing):
             threads.shutdown(wait=False, cancel_futures=True)
         self._telling.shutdown(wait=False)
@@ -170,7 +170,7 @@ class Members:
     def _place_ended(self, answered: asyncio.Future[Placement]) -> None:
         self._running -= 1
         if not answered.cancelled():
-            answered.exception()  # nobody may wait for it any longer
+            answered.exception()  # retrieved, since no request may wait for it any longer
 
     def _late_ended(self, _: object) -> None:
         self._late -= 1
@@ -181,7 +181,7 @@ class Members:
             self._tell()
 
     def _tell(self) -> None:
-        """One thread at a time tells all that is to be told."""
+        """Reports all pending ends, from one thread at a time."""
         if self._tells or not self._ended or not self._reachable:
             return
         loop = asyncio.get_running_loop()
@@ -222,6 +222,6 @@ class Members:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
-    """From any thread. The loop may be closed by now."""
+    """Thread-safe. The loop may be closed by now."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(what)

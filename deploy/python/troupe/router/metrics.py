@@ -16,7 +16,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """Each router has its own: nothing here is of the process."""
+    """Each router has its own registry: nothing here is global."""
 
     CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -83,7 +83,7 @@ class Metrics:
         )
 
     def text(self, fleet: Fleet, line: Line) -> bytes:
-        """What is scraped. Engines that are gone are not in it."""
+        """The text for scraping, without engines that are gone."""
         self._running.set(line.running)
         self._waiting.set(line.waiting)
         self._usable.clear()

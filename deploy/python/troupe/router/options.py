@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_of(arguments: Sequence[str]) -> Settings:
-    """Of a command line. Ends the process with 2 where that is wrong, or the file that it names."""
+    """The settings of a command line. Exits with 2 if it is wrong, or the file that it names."""
     made = parser()
     given = made.parse_args(arguments)
     try:

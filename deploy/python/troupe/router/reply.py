@@ -1,4 +1,4 @@
-"""What a client gets: one answer, or one stream."""
+"""The reply to a client: one answer, or one stream."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from troupe.router.waiting import within
 
 __all__ = ["ClientGoneError", "Reply"]
 
-# For what a client has not read when its request has ended: of a stream, most of which it has; of an answer. One that
-# does not read at all would hold it for ever.
+# Time to read the rest after the request has ended: of a stream, most of which the client has; of an answer. A client
+# that does not read at all would hold it for ever.
 _STREAM_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
 
 
 class ClientGoneError(Exception):
-    """Nobody reads the answer any more."""
+    """The client no longer reads the answer."""
 
 
 class Reply:
-    """`status`: what the client was told, None: nothing yet. `streams`: by a stream, in which errors are events.
-    `broken`: it had one."""
+    """`status`: the status sent to the client, None: nothing yet. `streams`: a stream, in which errors are events.
+    `broken`: the stream had an error."""
 
     def __init__(self, request: web.Request, request_id: str) -> None:
         self._request = request
@@ -62,7 +62,7 @@ class Reply:
         self._whole = web.Response(body=body, headers={**self._headers, "Content-Type": content_type})
 
     async def error(self, why: ApiError) -> None:
-        """An answer with its status; an event where a stream has begun, and nothing behind it."""
+        """Sends an answer with its status, or, if a stream has begun, an event, which is its last."""
         if self._stream is not None:
             self.broken = True
             said = b"data: " + error_document(why.status, why.message) + b"\n\n"
@@ -83,7 +83,7 @@ class Reply:
         return self._whole
 
     def abandoned(self) -> Any:
-        """The same of one whose client has gone."""
+        """As `end`, for a client that has gone."""
         begun = self._whole if self._stream is None else self._stream
         return web.Response(status=499) if begun is None else begun
 

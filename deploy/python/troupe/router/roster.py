@@ -1,4 +1,4 @@
-"""The fleet as a membership has it."""
+"""Keeps the fleet as a membership describes it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Roster", "engines_of"]
 
 logger = logging.getLogger("troupe.router")
 
-# Of an engine whose server answers and which the membership does not have any more: a supervisor that was just begun in
-# place of one that died knows nobody until they have come to it.
+# For an engine that answers but is missing from the membership: a supervisor just begun in place of a dead one knows no
+# engines until they register.
 _GRACE = 30.0  # seconds
 
 _ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])?:(\d{1,5})")
 
-# Of ranks of one engine the worst state counts.
+# The worst state of an engine's ranks counts.
 _STATES = ("down", "joining", "leaving", "suspect", "up")
 
 
@@ -28,10 +28,10 @@ class Roster:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._missed: dict[Instance, float] = {}  # since when
+        self._missed: dict[Instance, float] = {}  # since when each is missing
 
     def adopt(self, found: Mapping[str, Mapping[str, Any]], now: float) -> None:
-        """`found`: by URL, as `engines_of` has it."""
+        """`found`: by URL, from `engines_of`."""
         changed = False
         by_node = {node: one for one in found.values() for node in one["nodes"]}
         for instance in self._fleet:
@@ -55,7 +55,7 @@ class Roster:
     # -- parts
 
     def _has_gone(self, instance: Instance, now: float) -> bool:
-        if not instance.member:  # it never was there
+        if not instance.member:  # it was never a member
             return False
         since = self._missed.setdefault(instance, now)
         return not instance.usable or now - since >= _GRACE
@@ -70,8 +70,8 @@ class Roster:
 
 
 def engines_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The engines of a membership by the URL of their servers; those whose nodes have no label of it by "node:NAME".
-    An engine that was started again may stand in it twice: the life that is up counts."""
+    """The engines of a membership by the URL of their servers, or by "node:NAME" if their nodes have no label for it.
+    An engine that was restarted may be listed twice: the life that is up counts."""
     lives: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for node in document.get("nodes", ()):
         address = str(_labels_of(node).get("http", ""))
@@ -84,12 +84,12 @@ def engines_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             found[url] = life
             continue
         newer, older = sorted((known, life), key=lambda one: _STATES.index(one["state"]), reverse=True)
-        found[url] = newer if older["state"] == "down" else {**newer, "ranks": ()}  # which of them answers is not known
+        found[url] = newer if older["state"] == "down" else {**newer, "ranks": ()}  # unknown which of them answers
     return found
 
 
 def _life_of(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the nodes of one life of an engine say together."""
+    """The combined entry of the nodes of one life of an engine."""
     labels = _labels_of(nodes[0])
     in_order = sorted(nodes, key=_rank_of)
     complete = [_rank_of(node) for node in in_order] == list(range(int(nodes[0].get("ranks", 1))))
@@ -119,7 +119,7 @@ def _state_of(node: Mapping[str, Any]) -> str:
 
 
 def _url_of(address: str, host: str) -> str:
-    """`address`: host:port, or :port at the node's own host. "": it is none."""
+    """`address`: host:port, or :port at the node's own host. "" if it is invalid."""
     split = _ADDRESS.fullmatch(address)
     if split is None or not 0 < int(split[2]) < 65536:
         return ""
@@ -128,7 +128,7 @@ def _url_of(address: str, host: str) -> str:
 
 
 def _update(instance: Instance, entry: Mapping[str, Any]) -> bool:
-    """Whether it may have become usable."""
+    """Updates an engine; returns whether it may have become usable."""
     before = instance.member
     instance.member = entry["state"]
     instance.nodes = entry["nodes"]

@@ -1,11 +1,11 @@
-"""What a client has been told of one text, by streams of one engine after the other.
+"""The text that a client has received, from the streams of one engine after the other.
 
-Each chunk of a stream is read before it goes to the client. Two things come of that: what the router asked for itself
-(token ids) does not reach a client that did not ask for it, and it is known where the text can be continued.
+Each chunk of a stream is read before it goes to the client. So token ids that only the router asked for do not reach
+the client, and the router knows where the text can be continued.
 
-That is only behind a chunk with text: then no character is in the making. Chunks of tokens without text (the first
-bytes of a character that has several) are held until text follows, and are forgotten when their stream breaks: the next
-engine says them again.
+A text can be continued only after a chunk with text, when no character is incomplete. Chunks of tokens without text
+(the first bytes of a multi-byte character) are held until text follows, and are dropped if their stream breaks: the
+next engine writes them again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 __all__ = ["Said"]
 
-# No character has more bytes, and no token fewer. A client that reads token ids alone waits for no more of them.
+# A character has at most this many bytes, and a token at least one. A client that reads only token ids need not wait
+# for more tokens.
 _MOST_TOKENS_OF_A_CHARACTER = 4
 
 _BEYOND_TEXT = ("reasoning", "reasoning_content", "tool_calls", "function_call", "refusal", "audio")
@@ -24,12 +25,12 @@ class Said:
     """One choice of one request.
 
     Attributes:
-        prompt: token ids of the prompt; None: no engine has said them.
-        tokens: ids of what the client was told: where the text is continued.
-        fixed: why it cannot be continued elsewhere; "": it can.
+        prompt: token ids of the prompt; None: no engine has reported them.
+        tokens: token ids that the client has received: the text is continued after them.
+        fixed: why it cannot be continued elsewhere; "" if it can.
         finish: why the text has ended; None: it has not.
-        heard: the present engine has said something. `started`: the client has been told something, be it no text.
-        counted: it has been told the usage.
+        heard: the present engine has sent something. `started`: the client has received something, even if not text.
+        counted: the client has received the usage.
     """
 
     def __init__(self, *, chat: bool, wants_tokens: bool, fixed: str = "") -> None:
@@ -46,17 +47,17 @@ class Said:
         self._held_tokens: list[int] = []
         self._has_text = False
         self._has_no_text = False  # its engines have no tokenizer
-        self._before = 0  # tokens that engines before the present one said
-        self._same: dict[str, Any] = {}  # what every chunk has alike
+        self._before = 0  # number of tokens from earlier engines
+        self._same: dict[str, Any] = {}  # fields that all chunks share
 
     def begin(self) -> None:
-        """A stream begins that continues from `tokens`, or is the first one."""
+        """Begins a stream that continues from `tokens`, or is the first one."""
         self.heard = False
         self._held, self._held_tokens = [], []
         self._before = len(self.tokens)
 
     def take(self, chunk: dict[str, Any]) -> list[dict[str, Any]]:
-        """The chunks that go to the client for this one of an engine."""
+        """The chunks to send to the client for this one of an engine."""
         self.heard = True
         self._keep_prompt(chunk)
         self._mend(chunk)
@@ -89,11 +90,11 @@ class Said:
         return self._let_go([chunk])
 
     def pass_on(self) -> None:
-        """A chunk goes to the client as it is."""
+        """Records that a chunk goes to the client as it is."""
         self.heard = self.started = True
 
     def usage(self) -> dict[str, int]:
-        """As far as it is known here."""
+        """The usage as far as it is known here."""
         prompt = len(self.prompt or ())
         return {
             "prompt_tokens": prompt,
@@ -102,7 +103,7 @@ class Said:
         }
 
     def like(self, **more: Any) -> dict[str, Any]:
-        """A chunk of the router's own, in the row of those before it."""
+        """A chunk of the router's own, with the fields of those before it."""
         return {**self._same, **more}
 
     # -- parts
@@ -125,8 +126,8 @@ class Said:
         return not self._has_no_text and len(self._held_tokens) < _MOST_TOKENS_OF_A_CHARACTER
 
     def _opening(self, chunk: dict[str, Any], choice: dict[str, Any]) -> list[dict[str, Any]]:
-        """A chunk without text or tokens. The first one of a chat says who speaks; an engine that starts over says so
-        again."""
+        """A chunk without text or tokens. The first one of a chat names the speaker, and an engine that starts over
+        repeats it."""
         if self.started and "role" in (choice.get("delta") or {}):
             return []
         if self._held:
@@ -145,7 +146,8 @@ class Said:
         return str(delta.get("content") or "")
 
     def _keep_prompt(self, chunk: dict[str, Any]) -> None:
-        """A continued text has what was said before in its prompt."""
+        """Keeps the prompt of the first stream: the prompt of a continued text contains the earlier part of the text.
+        """
         holders = [chunk, *(one for one in chunk.get("choices") or () if isinstance(one, dict))]
         for holder in holders:
             ids = holder.get("prompt_token_ids")
@@ -155,7 +157,7 @@ class Said:
                 del holder["prompt_token_ids"]
 
     def _mend(self, chunk: dict[str, Any]) -> None:
-        """One stream has one id, and counts what was said before as said."""
+        """Gives all chunks of a stream one id, and counts the earlier part of the text as completion."""
         if not self._same:
             self._same = {key: chunk[key] for key in ("id", "object", "created", "model") if key in chunk}
         chunk.update(self._same)

@@ -1,4 +1,4 @@
-"""The router as a process: what it is made of, how it starts and how it stops."""
+"""The router as a process: its parts, start and stop."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["run"]
 logger = logging.getLogger("troupe.router")
 
 _BACKLOG = 1024
-_IDLE = 75.0  # seconds of a connection without a request, or with one whose head does not end
-_FIRST_LOOK = 3.0  # seconds, for the cluster and each engine to answer once before the first client is heard
-_LAST_WORDS = 5.0  # seconds, for requests that the router ends when it stops
+_IDLE = 75.0  # seconds that a connection may have no request, or an incomplete head
+_FIRST_LOOK = 3.0  # seconds for the cluster and each engine to answer once before the first client is accepted
+_LAST_WORDS = 5.0  # seconds for requests that the router ends when it stops
 
 
 async def run(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT, lets what runs come to its end, and returns. A second signal does not wait.
-    `OSError`: the address is taken, or libtroupe is not there."""
+    """Serves until SIGTERM or SIGINT, lets running requests end, and returns. A second signal does not wait. `OSError`:
+    the address is taken, or libtroupe is missing."""
     stop = asyncio.Event()
     task = asyncio.current_task()
     assert task is not None
@@ -57,7 +57,7 @@ async def run(settings: Settings) -> None:
 
 
 async def _look_around(parts: Parts, stop: asyncio.Event) -> None:
-    """A client that is heard before any engine is known would be told that there is none."""
+    """Waits for the engines: a client accepted before any is known would be told that there is none."""
     loop = asyncio.get_running_loop()
     limit = loop.time() + _FIRST_LOOK
     while loop.time() < limit and not stop.is_set():
@@ -68,11 +68,11 @@ async def _look_around(parts: Parts, stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def _listens(settings: Settings, parts: Parts) -> AsyncIterator[None]:
-    """Leaving it takes no more requests, and waits for those that run."""
+    """Leaving the context stops accepting requests and waits for those that run."""
     loop = asyncio.get_running_loop()
     runner = web.AppRunner(
         Front(parts).application(),
-        handler_cancellation=True,  # a client that goes away ends what it asked for
+        handler_cancellation=True,  # a client that goes away ends its request
         access_log=None,
         keepalive_timeout=_IDLE,
         shutdown_timeout=settings.times.stop + _LAST_WORDS,

@@ -1,4 +1,4 @@
-"""What an operator says of the router, with bounds for everything that could grow."""
+"""The operator's settings of the router, with bounds for everything that could grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["GivenEngine", "Limits", "Settings", "SettingsError", "Times", "read_settings", "settings_from"]
 
-#: What an engine is asked for. `plain`: whole requests; it has no connector of Troupe's.
+#: The roles of engines. `plain`: whole requests; the engine has no connector of Troupe.
 ROLES = ("prefill", "decode", "both", "plain")
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -21,7 +21,7 @@ _SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be; says which, and what is expected."""
+    """An invalid setting; says which, and what is expected."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class GivenEngine:
 
     Attributes:
         url: of its HTTP server, without a path.
-        node: what Troupe calls it where a deployment's file names it, so that the supervisor can place requests on it.
-        says_tokens: it knows `return_token_ids`, as vLLM does; else what it began is not continued elsewhere.
+        node: its name in Troupe if a deployment's file names it, so that the supervisor can place requests on it.
+        says_tokens: it supports `return_token_ids`, as vLLM does; else its texts are not continued elsewhere.
     """
 
     url: str
@@ -43,7 +43,7 @@ class GivenEngine:
 @dataclass(frozen=True)
 class Limits:
     """`running`, `waiting`: requests. `per_engine`: of the running ones, at one engine. `retries`: attempts after the
-    first. `connections`: of clients. `body`: bytes of a request; `bodies`: of all that are under way."""
+    first. `connections`: of clients. `body`: bytes of a request; `bodies`: of all in progress."""
 
     running: int = 512
     waiting: int = 512
@@ -57,8 +57,8 @@ class Limits:
 @dataclass(frozen=True)
 class Times:
     """Seconds. `patience`: in the line. `connect`: to an engine. `silence`: of an engine in the middle of a stream,
-    after which it is lost. `request`: a whole request. `probe`: between two looks at an engine. `stop`: what runs has
-    to end when the router stops."""
+    after which it is lost. `request`: a whole request. `probe`: between two probes of an engine. `stop`: for running
+    requests to end when the router stops."""
 
     patience: float = 30.0
     connect: float = 5.0
@@ -70,7 +70,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Settings:
-    """`supervisor`: HOST:PORT, `deployment`: a file: of the cluster whose engines are found by themselves. Neither, and
+    """`supervisor`: HOST:PORT, `deployment`: a file: of the cluster whose engines are found automatically. Neither, and
     no engines: the cluster that engines of this machine form by themselves."""
 
     host: str = "127.0.0.1"
@@ -88,7 +88,7 @@ class Settings:
 
 
 def given_engine(url: object, role: str, node: object = "", says_tokens: object = None, at: str = "") -> GivenEngine:
-    """Checked. `at`: how the setting is called."""
+    """A checked engine. `at`: the name of the setting."""
     if not isinstance(url, str):
         raise SettingsError(f"{at} is {url!r}; give a URL, such as http://10.0.0.1:8000")
     split = urlsplit(url)
@@ -126,7 +126,7 @@ def read_settings(path: str | Path) -> Settings:
 
 
 def settings_from(document: object) -> Settings:
-    """The same of what a file says."""
+    """The settings in a parsed document."""
     top = _section(document, "the file", ("listen", "cluster", "engines", "limits", "times", "log_level"))
     listen = _section(top.get("listen", {}), "listen", ("host", "port"))
     cluster = _section(top.get("cluster", {}), "cluster", ("supervisor", "deployment"))

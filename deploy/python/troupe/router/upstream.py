@@ -1,4 +1,4 @@
-"""HTTP towards the engines. An answer is told from a loss, and a loss of who was asked from one of who was not."""
+"""HTTP to the engines. Distinguishes an answer from a loss, and a loss after the request was sent from one before."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from troupe.router.settings import Times
 
 __all__ = ["Answer", "LostError", "RefusedError", "Upstream"]
 
-#: Of an answer that is no stream, in bytes.
+#: Bound on an answer that is not a stream, in bytes.
 LONGEST_ANSWER = 256 * 2**20
 
-# Servers close connections that nobody uses for five seconds; one of ours must not meet that.
+# Servers close connections that are idle for five seconds; our requests must not meet that.
 _KEEP_ALIVE = 3.0
 
 _Result = TypeVar("_Result")
@@ -46,13 +46,13 @@ class RefusedError(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether another engine may answer otherwise: the fault need not be the request's."""
+        """Whether another engine may answer differently: the fault need not be the request's."""
         return self.status >= 500 or self.status in (408, 425, 429)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`content_type`: "" where the engine says none that can be handed on."""
+    """`content_type`: "" if the engine gives none that can be passed on."""
 
     body: bytes
     content_type: str
@@ -100,8 +100,8 @@ class Upstream:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The events of a stream. Leaving the context ends the request at the engine.
 
-        The iterator raises `LostError` where the stream breaks, or the engine says nothing for `times.silence`.
-        `waits`: the engine waits for another one first. Its silence counts from its first word on.
+        The iterator raises `LostError` if the stream breaks, or the engine is silent for `times.silence`. `waits`: the
+        engine waits for another one first; its silence counts from its first event on.
         """
         silence = self._times.silence
         response = await self._unless_lost(
@@ -143,8 +143,8 @@ class Upstream:
     async def _unless_lost(
         self, instance: Instance, work: Coroutine[Any, Any, _Result], unused: Any = lambda _: None
     ) -> _Result:
-        """What the work gives, or `LostError` as soon as the engine is known to be lost. `unused`: for what it gives
-        when nobody wants that any more."""
+        """The result of the work, or `LostError` as soon as the engine is known to be lost. `unused`: called with a
+        result that is no longer wanted."""
         task = asyncio.ensure_future(work)
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -194,7 +194,7 @@ async def _checked(instance: Instance, response: Any) -> Answer:
 
 
 async def _events(instance: Instance, response: Any, silence: float | None) -> AsyncGenerator[bytes, None]:
-    """`silence`: seconds that the engine may say nothing after a first word; None: the connection looks after that."""
+    """`silence`: seconds that the engine may be silent after a first event; None: the connection watches this."""
     cutter = Cutter()
     loop = asyncio.get_running_loop()
     late: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""Waits with an end."""
+"""Bounded waits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Result = TypeVar("_Result")
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, _Result], *ends: asyncio.Future[Any]) -> _Result:
-    """What the work gives. `asyncio.TimeoutError`: it took longer, or one of `ends` came first, or somebody else
-    cancelled it; the work has ended then.
+    """The result of the work. `asyncio.TimeoutError`: it took longer, or one of `ends` came first, or it was cancelled
+    from elsewhere; the work has ended then.
 
-    `asyncio.wait_for` may take a cancellation for a result before Python 3.12, where both come at once: the request of
-    a client that has gone would then be served to its end.
+    Before Python 3.12 `asyncio.wait_for` may lose a cancellation that coincides with a result: the request of a client
+    that has gone would then be served to its end.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -29,7 +29,7 @@ async def within(seconds: float, work: Coroutine[Any, Any, _Result], *ends: asyn
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels those that go on, and returns when all have ended. What they raised is of no interest any more."""
+    """Cancels running tasks, and returns when all have ended. Their exceptions are ignored."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()
@@ -37,4 +37,4 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
         await asyncio.wait(running)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # somebody has seen it
+            task.exception()  # marks it as retrieved

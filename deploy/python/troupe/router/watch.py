@@ -1,4 +1,4 @@
-"""Asks the engines' servers again and again whether they answer, and what they serve."""
+"""Polls the engines' servers: whether they answer, and what they serve."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Watch"]
 
 logger = logging.getLogger("troupe.router")
 
-_TIMEOUT = 5.0  # seconds, of one question
-_SOON = 0.5  # until the next one, of an engine that does not answer yet
-_TURNS_OF_MODELS = 8  # questions until the models are asked for again: adapters come and go
-_MOST_MISSED = 2  # questions in a row without an answer: then its streams will not go on either
+_TIMEOUT = 5.0  # seconds for one probe
+_SOON = 0.5  # until the next probe of an engine that does not answer yet
+_TURNS_OF_MODELS = 8  # probes until the models are asked for again: adapters come and go
+_MOST_MISSED = 2  # consecutive probes without an answer: then its streams will not go on either
 
 
 class Watch:
-    """One task for each engine, for as long as that is in the fleet."""
+    """One task for each engine, as long as it is in the fleet."""
 
     def __init__(self, fleet: Fleet, upstream: Upstream, times: Times) -> None:
         self._fleet = fleet
@@ -31,7 +31,7 @@ class Watch:
         self._tasks: dict[Instance, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         try:
             while True:
                 there = set(self._fleet)
@@ -39,7 +39,7 @@ class Watch:
                     self._tasks.pop(gone).cancel()
                 for new in there - set(self._tasks):
                     self._tasks[new] = asyncio.create_task(self._follow(new))
-                self._fleet.on_change()  # an engine that failed may have rested
+                self._fleet.on_change()  # a failed engine may have finished its rest
                 await asyncio.sleep(_SOON)
         finally:
             for task in self._tasks.values():
@@ -65,7 +65,7 @@ class Watch:
         try:
             await self._upstream.get(instance, "/health", _TIMEOUT)
         except RefusedError as why:
-            if why.status != 404:  # some servers have no such route
+            if why.status != 404:  # some servers lack this route
                 raise
 
     async def _ask_models(self, instance: Instance) -> None:
@@ -74,7 +74,7 @@ class Watch:
         except RefusedError as why:
             if why.status not in (401, 403):
                 raise
-            instance.cards = []  # it wants to know who asks, and the router is nobody
+            instance.cards = []  # it requires authorization, which the router does not have
             return
         cards = document.get("data") if isinstance(document, dict) else None
         if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):

@@ -58,7 +58,7 @@ def register() -> None:
 
 
 def _class_of(original: Callable[..., Any], transfer_backend: Any, class_type: Any) -> Any:
-    """Around SGLang's own function: the classes of this backend, and of any other those of SGLang."""
+    """Wraps SGLang's own function: returns the classes of this backend, and SGLang's for any other."""
     if transfer_backend.value != BACKEND or class_type.value == "kvargs":
         return original(transfer_backend, class_type)
     modules = {

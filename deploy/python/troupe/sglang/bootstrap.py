@@ -1,4 +1,4 @@
-"""The bootstrap server of a prefill server: which nodes it has."""
+"""The bootstrap server of a prefill server, which names its nodes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _RANKS = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_ran
 
 
 class TroupeKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]
-    """Answers as SGLang's own does. A row of a rank has besides, under `troupe`, the nodes of all ranks that are
-    sources of one transfer, in their order."""
+    """Answers like SGLang's own. A row of a rank also has, under `troupe`, the nodes of all ranks that are sources of
+    one transfer, in their order."""
 
     def __init__(self, host: str, port: int) -> None:
         self._said: dict[tuple[int, int, int, int], RankNodes] = {}  # by dp, cp, tp, pp
@@ -35,7 +35,7 @@ class TroupeKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]
             self._said.pop(rank, None)
             if said is not None:
                 self._said[rank] = said
-            # A rank that registers again is the same one.
+            # A rank that registers again counts once.
             self._registered_count = sum(
                 len(tp) for dp in self.prefill_port_table.values() for cp in dp.values() for tp in cp.values()
             )
@@ -55,7 +55,7 @@ class TroupeKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]
         return web.json_response({**json.loads(answer.text or "{}"), "troupe": nodes})
 
     def _nodes_of(self, dp: int) -> dict[str, Any] | None:
-        """Of every rank of every part. None: one of them has no nodes."""
+        """The nodes of every rank of every part. None if one of them has no nodes."""
         rows = [self._said.get((dp, 0, tp, pp)) for pp in range(self.pp_size) for tp in range(self.attn_tp_size)]
         told = ServerNodes.of_ranks(rows)
         return None if told is None else told.to_json()

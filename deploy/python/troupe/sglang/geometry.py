@@ -1,4 +1,5 @@
-"""How a scheduler's server is divided, and what of the model its memory does not say: from what SGLang publishes."""
+"""How a scheduler's server is divided, and the model's properties that its memory does not show: from what SGLang
+publishes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ __all__ = ["geometry_of"]
 
 
 def geometry_of(args: Any, *, tp: tuple[int, int], pp: tuple[int, int], is_mla: bool) -> Geometry:
-    """`args`: a `KVArgs`. `tp`, `pp`: the rank and the size of each. The model is read where `args` lacks something."""
+    """`args`: a `KVArgs`. `tp`, `pp`: the rank and the size of each. The model is read if `args` lacks something."""
     states = {str(getattr(kind, "value", kind)) for kind in args.state_types}
     heads = int(getattr(args, "total_kv_head_num", 0))
     more: dict[str, int] = {}
@@ -38,7 +39,7 @@ def geometry_of(args: Any, *, tp: tuple[int, int], pp: tuple[int, int], is_mla: 
 
 
 def _layers_of(args: Any, model: Any, pp_rank: int, pp_size: int) -> dict[str, int]:
-    """Of the model's layers those that are here. SGLang counts those with keys and values by themselves."""
+    """The model's layers that are here. SGLang counts the layers with keys and values separately."""
     total = int(model.num_hidden_layers)
     begin, end = get_pp_indices(total, pp_rank, pp_size)
     with_kv = getattr(model.hf_text_config, "full_attention_layer_ids", None) if args.kv_layer_ids else None

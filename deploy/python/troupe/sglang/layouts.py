@@ -1,8 +1,8 @@
-"""What SGLang says of its memory (`KVArgs`), as layouts of Troupe.
+"""SGLang's description of its memory (`KVArgs`) as layouts of Troupe.
 
-A scheduler process has one cache of keys and values, and for each state component of the model another one, since each
-has blocks of its own number. The index keys of sparse attention lie in the pages of keys and values, and are layers of
-that cache.
+A scheduler process has one cache of keys and values, and another one for each state component of the model, since each
+has its own numbering of blocks. The index keys of sparse attention lie in the pages of keys and values, and are layers
+of that cache.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _LISTS = _EXACT | {"block_scale", "block_scale_swa", "minimax_index_k", "request
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the scheduler's server is divided, and what of the model its memory does not say.
+    """How the scheduler's server is divided, and the model's properties that its memory does not show.
 
     Attributes:
-        kv_heads, swa_heads: of the whole model, of layers with full attention and with windows.
-        first_layer: of those that have keys and values, the number of the first one here.
-        kv_layers: how many have keys and values in the model; `hidden_layers`: all of its layers.
+        kv_heads, swa_heads: of the whole model, in layers with full attention and with windows.
+        first_layer: the number of the first layer here, among those with keys and values.
+        kv_layers: how many layers of the model have keys and values; `hidden_layers`: the number of all its layers.
         on_gpu: where the caches are.
     """
 
@@ -55,7 +55,7 @@ class Geometry:
 
     @property
     def rank(self) -> int:
-        """Of the replica, as Troupe counts them."""
+        """The rank within the replica, in Troupe's order."""
         return self.pp_rank * self.tp_size + self.tp_rank
 
     @property
@@ -65,15 +65,15 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Cache:
-    """What one node of Troupe has.
+    """The cache of one node of Troupe.
 
-    A block is a token, so that the page sizes of two servers may differ; or an item of which only SGLang knows what is
-    in it. Runs of blocks move as one.
+    A block is a token, so that the page sizes of two servers may differ; or an item whose contents only SGLang knows.
+    Runs of blocks move as one.
 
     Attributes:
         name: "kv", or that of the state component; `layers`: how many it has.
         component: its number among SGLang's state components; -1: keys and values.
-        item_blocks: blocks of a page, or of whatever else an index of SGLang names.
+        item_blocks: blocks of a page, or of another item that an index of SGLang names.
         is_slot: a request has one slot of it, and no list of indices.
         is_exact: lists of unequal length are refused, not cut.
     """
@@ -88,8 +88,8 @@ class Cache:
     is_exact: bool = False
 
     def blocks(self, states: Sequence[Any] | None) -> array.array[int]:
-        """Those of a request, from SGLang's lists of indices, one of each component. `ValueError`: it has not one
-        slot."""
+        """The blocks of a request, from SGLang's lists of indices, one per component. `ValueError`: it does not have
+        exactly one slot."""
         indices = states[self.component] if states is not None and self.component < len(states) else None
         blocks = blocks_of([] if indices is None else indices, self.item_blocks)
         if self.is_slot and len(blocks) != 1:
@@ -183,7 +183,7 @@ def _keys_and_values(args: Any, geometry: Geometry, kinds: Sequence[str]) -> Cac
 
 
 class _Buffers:
-    """Buffers of pages: of each its address, its bytes, and the bytes of a token in it."""
+    """Buffers of pages: the address and size of each, and the bytes of a token in it."""
 
     def __init__(
         self, addresses: Sequence[int], sizes: Sequence[int], items: Sequence[int], page: int, what: str
@@ -246,8 +246,8 @@ def _with_index_keys(
     layers: list[tuple[LayerShape, list[Plane]]],
     regions: _Regions,
 ) -> list[tuple[LayerShape, list[Plane]]]:
-    """Behind each layer its index keys, which every rank has. They are packed by pages, so the pages of both sides have
-    to be equal: the name of the dtype says how large they are. A layer that uses those of another one has an empty
+    """Adds the index keys, which every rank has, after each layer. They are packed by pages, so both sides must have
+    equal pages: the name of the dtype contains the page size. A layer that uses the index keys of another has an empty
     buffer."""
     addresses, sizes = args.state_data_ptrs[component], args.state_data_lens[component]
     items = args.state_item_lens[component]
@@ -275,7 +275,8 @@ def _named(shape: LayerShape, dtype: str) -> LayerShape:
 
 
 def _slots(args: Any, geometry: Geometry, component: int) -> Cache:
-    """A slot of each tensor. The cache has no keys and values; its layers stand for those of the model."""
+    """The cache of a component with one slot per tensor. It has no keys and values; its layers stand for those of the
+    model."""
     regions = _Regions("the state buffers", geometry.on_gpu)
     states = slots_of(args, component, geometry.tp_size, regions.add)
     here = max(1, geometry.end_hidden_layer - geometry.first_hidden_layer)
@@ -295,7 +296,7 @@ def _slots(args: Any, geometry: Geometry, component: int) -> Cache:
 
 
 def _lists(args: Any, geometry: Geometry, component: int, kind: str) -> Cache:
-    """Pages, or rows, of buffers that have an order of their own."""
+    """The cache of a component made of pages, or rows, of buffers with an order of their own."""
     addresses, sizes = args.state_data_ptrs[component], args.state_data_lens[component]
     items = args.state_item_lens[component]
     regions = _Regions("the state buffers", geometry.on_gpu)

@@ -1,4 +1,4 @@
-"""The manager of a scheduler process: its nodes, the rooms that are under way, and whom they are with."""
+"""The manager of a scheduler process: its nodes, the live rooms, and their peers."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ __all__ = ["TroupeKVManager"]
 
 logger = logging.getLogger(__name__)
 
-DELIVERED = 4096  # rooms of which a decode server knows that it has had them before
-ASKED = 5.0  # seconds that a bootstrap server may take to answer
+DELIVERED = 4096  # bound on rooms that a decode server remembers as received
+ASKED = 5.0  # seconds for a bootstrap server to answer
 
 
 class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
-    """SGLang makes one in each scheduler process. Its calls come from the scheduler's thread; what nodes tell comes
-    from a thread of theirs, under `troupe_lock`."""
+    """SGLang makes one in each scheduler process. SGLang's calls come from the scheduler's thread; events of the nodes
+    come from a thread of theirs, under `troupe_lock`."""
 
     supports_role_switch = True
     supports_deferred_decode_kv_release = True
-    reports_transfer_latency = False  # the sender knows it better
+    reports_transfer_latency = False  # the sender measures it better
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         self.nodes: Nodes | None = None
         self._is_ready = False
         self.sends: dict[int, Sends] = {}
-        self.receives: dict[int, list[Receives]] = {}  # whose pages peers may write to, the newest last
+        self.receives: dict[int, list[Receives]] = {}  # those whose pages peers may write to, the newest last
         self.receivers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._delivered: OrderedDict[int, None] = OrderedDict()
-        self._unwanted: dict[int, tuple[ServerNodes, float]] = {}  # rooms to give back again, until when
+        self._unwanted: dict[int, tuple[ServerNodes, float]] = {}  # rooms to release again, until when
         self._check_options()
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         self._close_own_port()
@@ -83,12 +83,12 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
     # -- what the scheduler calls
 
     def register_to_bootstrap(self) -> None:
-        if self._is_ready:  # SGLang's constructor calls it before there is a node
+        if self._is_ready:  # SGLang's constructor calls this before there is a node
             super().register_to_bootstrap()
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Never raises: SGLang's scheduler ends with an exception from here. A prefill server that does not fit fails
-        the rooms that are meant for it, with a sentence, and is asked again for the next one."""
+        """Never raises: an exception would end SGLang's scheduler. A prefill server that does not fit fails its rooms
+        with a sentence, and is asked again for the next one."""
         if bootstrap_addr in self.prefill_info_table:
             return True
         try:
@@ -116,7 +116,8 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         return True
 
     def should_verify_kv_checksum(self, bootstrap_addr: str) -> bool:
-        """The row of metadata is that of the first rank of a prefill server, and its checksum of that rank's cache."""
+        """True only with a single rank on both sides: the row of metadata comes from the first rank of a prefill
+        server, and has the checksum of that rank's cache."""
         info = self.prefill_info_table.get(bootstrap_addr)
         return info is not None and info.attn_tp_size * info.pp_size * self.attn_tp_size * self.pp_size == 1
 
@@ -138,15 +139,15 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
             super().update_status(bootstrap_room, status)
 
     def teardown(self) -> None:
-        """Leaves the cluster. The memory of the caches is SGLang's again."""
+        """Leaves the cluster. The memory of the caches belongs to SGLang again."""
         self._stop("the server changes its role")
 
     def deregister_buffer_to_engine(self) -> None:
-        """SGLang gives the memory of the caches back for a while."""
+        """SGLang releases the memory of the caches for a while."""
         self._stop("the server has released its memory")
 
     def register_buffer_to_engine(self) -> None:
-        """The memory is there again, at the same addresses."""
+        """The memory is back, at the same addresses."""
         if self.nodes is None:
             self._start()
 
@@ -154,11 +155,11 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
 
     @property
     def deadline(self) -> float:
-        """Seconds of a receive: a little more than SGLang's own time-out, whose sentence comes first."""
+        """Seconds of a receive: a little more than SGLang's own time-out, so that SGLang's sentence comes first."""
         return float(self.waiting_timeout) + 10.0
 
     def fail_room(self, room: int, why: str) -> None:
-        """Failed, for this reason unless there is an earlier one."""
+        """Fails a room, for this reason unless there is an earlier one."""
         with self.troupe_lock:
             if room not in self.request_status or self.request_status[room] in (KVPoll.Failed, KVPoll.Success):
                 return
@@ -172,8 +173,8 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
             self._delivered.popitem(last=False)
 
     def give_back(self, room: int, sources: ServerNodes) -> None:
-        """Nobody wants the room any more, and nothing of it was asked for here. A prefill server that has delivered the
-        room before does not remember this word. It hears it again until it sends the room."""
+        """Releases a room of which nothing was asked for here. A prefill server that has delivered the room before does
+        not remember the release, so it is repeated until the server sends the room."""
         with self.troupe_lock:
             nodes = self.nodes
             if nodes is None:
@@ -201,7 +202,8 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
                 self.nodes.release(request_of(room), sources.nodes[0], sources.lives[0])
 
     def _on_member(self, event: MemberEvent) -> None:
-        """Who asked may be known now. A prefill server that is gone is asked for again; rooms that wait for it fail."""
+        """The sender of a request may be known now. A prefill server that is gone is looked up again; rooms that wait
+        for it fail."""
         if self.disaggregation_mode != DisaggregationMode.DECODE:
             for send in self.sends.values():
                 send.look_at_wanted()
@@ -238,7 +240,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
                 raise ValueError(f"the transfer backend 'troupe' does not work with {what}; leave it out")
 
     def _close_own_port(self) -> None:
-        """SGLang's constructor binds one for frames that are not used here."""
+        """Closes the port that SGLang's constructor binds for frames that are not used here."""
         self.server_socket.close(linger=0)
         self._zmq_ctx.destroy(linger=0)
         self.rank_port = 0
@@ -272,11 +274,11 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         if nodes is not None:
             nodes.stop()  # not under the lock, which its thread takes
         with self.troupe_lock:
-            self.receives.clear()  # nobody reaches the memory any more
+            self.receives.clear()  # no peer reaches the memory any more
         self._forget_prefills()
 
     def _forget_prefills(self) -> None:
-        """Without nodes nobody says here that a prefill server began again."""
+        """Forgets prefill servers: without nodes their restarts would go unnoticed."""
         if self.disaggregation_mode == DisaggregationMode.DECODE:
             with self.connection_lock:
                 self.connection_pool.clear()
@@ -303,7 +305,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         super()._register_topology_row(url, {**payload, "troupe": self._announced()})
 
     def _announced(self) -> dict[str, Any] | None:
-        """What decode servers are told of this rank."""
+        """What decode servers learn of this rank."""
         if self.nodes is None:
             return None
         told = RankNodes(
@@ -315,10 +317,10 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         )
         return told.to_json()
 
-    # -- the prefill server that a decode server is told of
+    # -- a decode server's view of a prefill server
 
     def _unfit(self, info: PrefillServerInfo) -> str | None:
-        """Why its caches do not fit. What only the layouts say, the nodes compare."""
+        """Why its caches do not fit. The nodes themselves compare the layouts."""
         ours = (
             ("kv_cache_dtype", info.kv_cache_dtype, self.kv_cache_dtype_str, "--kv-cache-dtype"),
             ("kv_layout", info.kv_layout, self.kv_layout, "SGLANG_DSV4_KV_LAYOUT"),
@@ -334,7 +336,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         return None
 
     def _resolve_rank_mapping(self, info: PrefillServerInfo) -> None:
-        """One row of the bootstrap server names every rank: Troupe takes from each what it has for this one."""
+        """One row of the bootstrap server names every rank: Troupe takes from each rank its part for this one."""
         info.target_tp_rank, info.target_tp_ranks = 0, [0]
         info.target_cp_ranks, info.target_pp_ranks = [0], [0]
         info.required_dst_info_num = info.required_prefill_response_num = 1
@@ -362,7 +364,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
 
 
 def _life_of(node: str, rows: Any) -> int | None:
-    """Which life of a node the rows of a bootstrap server mean. None: it is not among them."""
+    """The incarnation of a node in the rows of a bootstrap server. None if it is not among them."""
     for row in rows or ():
         if "troupe" in row and (life := ServerNodes.of_json(row["troupe"]).life_of(node)) is not None:
             return life

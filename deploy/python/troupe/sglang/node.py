@@ -24,10 +24,10 @@ __all__ = ["PAGE_SIZE", "Handler", "Identity", "Nodes"]
 
 logger = logging.getLogger(__name__)
 
-#: The label of a node that says how many tokens a page of its server has.
+#: The label of a node with its server's page size in tokens.
 PAGE_SIZE = "page_size"
 
-REGISTERED = 15.0  # seconds that a scheduler waits for its supervisor before it goes on without
+REGISTERED = 15.0  # seconds that a scheduler waits for its supervisor before it continues without
 TICK = 1.0  # seconds between two calls of `on_tick`
 
 Handler = Callable[[Event], None]
@@ -35,7 +35,7 @@ Handler = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Identity:
-    """What the nodes of one process are called. `replica`: of all ranks of the server, without the cache."""
+    """The names of the nodes of one process. `replica`: shared by all ranks of the server, without the cache."""
 
     replica: str
     rank: int
@@ -44,7 +44,7 @@ class Identity:
 
 
 class Nodes:
-    """Any thread may call anything. Events are handled on a thread of this object's own, under `lock`."""
+    """Thread-safe. Events are handled on a thread of this object's own, under `lock`."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Nodes:
         on_member: Callable[[MemberEvent], None],
         on_tick: Callable[[], None],
     ) -> None:
-        """Starts them, and waits for their supervisor. A supervisor that does not answer is no error: the nodes go on
-        asking. `TroupeError` as of `Engine`."""
+        """Starts the nodes, and waits for their supervisor. A supervisor that does not answer is no error: the nodes go
+        on trying. `TroupeError` as in `Engine`."""
         self.lock = lock
         self.caches = tuple(caches)
         self._on_member = on_member
@@ -80,11 +80,11 @@ class Nodes:
             raise
         self._thread = threading.Thread(target=self._serve, name="troupe-sglang", daemon=True)
         self._thread.start()
-        atexit.register(self.stop)  # the thread must not be in an engine when the interpreter ends that
+        atexit.register(self.stop)  # the thread must not be in an engine when the interpreter ends the engine
 
     @property
     def names(self) -> list[str]:
-        """Of the node of each cache."""
+        """The names of the nodes, one per cache."""
         return [engine.name for engine in self._engines]
 
     @property
@@ -93,7 +93,7 @@ class Nodes:
 
     @property
     def port(self) -> int:
-        """That the first node listens on."""
+        """The port of the first node."""
         return self._engines[0].identity().port
 
     @property
@@ -101,16 +101,16 @@ class Nodes:
         return self._ending.is_set()
 
     def is_member(self, node: str) -> bool:
-        """Whether it is known what its server says."""
+        """Whether the node is a member, so that its server's labels are known."""
         return node in self._labels
 
     def page_size_of(self, node: str) -> int | None:
-        """As its server says; None: not known."""
+        """The page size of the node's server; None if unknown."""
         said = self._labels.get(node, {}).get(PAGE_SIZE, "")
         return int(said) if said.isdecimal() else None
 
     def stop(self) -> None:
-        """Leaves the cluster: operations that live end at both sides, and no event is handled any more. Again:
+        """Leaves the cluster: live operations end at both sides, and no event is handled any more. A second call does
         nothing."""
         if self._ending.is_set():
             return
@@ -125,7 +125,7 @@ class Nodes:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    # -- operations: the handler hears all events of one, from the first one on
+    # -- operations: the handler gets all events of its operation, from the first one on
 
     def send(self, cache: int, handler: Handler, request: str, blocks: Any = (), **more: Any) -> Operation:
         with self.lock:
@@ -136,7 +136,7 @@ class Nodes:
             return self._begun(cache, handler, self._engines[cache].receive(request, **more))
 
     def release(self, request: str, sources: Sequence[str], lives: Sequence[int]) -> None:
-        """Tells the sources of the first cache that nobody wants the request. Nobody waits for what they answer."""
+        """Releases the request at the sources of the first cache. Their answers are ignored."""
         with self.lock, contextlib.suppress(TroupeError):
             operation = self._engines[0].release(request, sources, lives=lives)
             self._words.add((0, operation))
@@ -147,7 +147,7 @@ class Nodes:
             self._engines[cache].abort(operation, reason)
 
     def engine(self, cache: int) -> Engine:
-        """For what a send is told while it lives."""
+        """The engine of a cache, for calls on a live send."""
         return self._engines[cache]
 
     # -- parts

@@ -1,4 +1,4 @@
-"""What the sends and the receives of a room have in common: an operation for each cache, and one outcome."""
+"""The common part of a room's sends and receives: an operation for each cache, and one outcome."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["RoomOperations"]
 
 
 class RoomOperations:
-    """Parts with an underscore are called under the lock of the nodes."""
+    """Methods with an underscore are called under the lock of the nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._live: dict[int, Operation] = {}  # by the number of the cache, until nothing pins its pages
-        self._running: set[int] = set()  # of those, which have no outcome yet
+        self._running: set[int] = set()  # those of them without an outcome yet
         self._over = False
 
     def abort(self, reason: str) -> None:
-        """Nobody is told of an outcome any more. Again: nothing."""
+        """Aborts the operations without reporting an outcome. A second call does nothing."""
         with self._nodes.lock:
             self._end(reason)
 

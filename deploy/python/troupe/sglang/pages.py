@@ -11,7 +11,7 @@ __all__ = ["blocks_of", "placeholders"]
 
 
 def blocks_of(pages: Any, per_page: int) -> array.array[int]:
-    """The blocks of these pages, `per_page` of each. `ValueError`: one of them is no page."""
+    """The blocks of these pages, `per_page` of each. `ValueError`: one of them is not a page."""
     ids = np.asarray(pages, dtype=np.int64).reshape(-1)
     if ids.size and int(ids.min()) < 0:
         raise ValueError(f"page {int(ids.min())} is none; pages count from 0")
@@ -21,8 +21,8 @@ def blocks_of(pages: Any, per_page: int) -> array.array[int]:
 
 
 def placeholders(count: int, used: array.array[int], blocks: int) -> array.array[int]:
-    """`count` distinct blocks of a cache of so many, none of them `used`: for a prefix that does not move, since every
-    block of a receive has to be another one. `ValueError`: there are too few."""
+    """`count` distinct blocks of a cache with `blocks` blocks, none of them in `used`: for a prefix that does not move,
+    since a receive must not name a block twice. `ValueError`: there are too few."""
     if count + len(used) > blocks:
         raise ValueError(f"a prefix of {count} blocks and {len(used)} more do not fit a cache of {blocks} blocks")
     free = np.ones(count + len(used), dtype=bool)

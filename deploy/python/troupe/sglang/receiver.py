@@ -23,7 +23,7 @@ _STALE = (ErrorCode.NOT_FOUND, ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE, 
 
 
 class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
-    """SGLang makes one for each request, and polls it: what nodes tell is in the status already."""
+    """SGLang makes one for each request, and polls it: the status already reflects the nodes' events."""
 
     kv_mgr: TroupeKVManager
     bootstrap_infos: Any
@@ -32,7 +32,7 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def __init__(self, mgr: TroupeKVManager, bootstrap_addr: str, bootstrap_room: int | None = None) -> None:
         self._receives: Receives | None = None
         self._row_index: int | None = None
-        self.has_asked = False  #: the prefill server knows where the pages go
+        self.has_asked = False  #: the prefill server knows the destination pages
         with mgr.troupe_lock:
             super().__init__(mgr, bootstrap_addr, bootstrap_room)
             mgr.receivers[self.bootstrap_room] = self
@@ -41,7 +41,7 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     def init(self, prefill_dp_rank: int) -> None:
         try:
             super().init(prefill_dp_rank)
-        except KeyError:  # it went while SGLang looked
+        except KeyError:  # it vanished while SGLang looked
             why = f"the prefill server at {self.bootstrap_addr} is gone"
             self.kv_mgr.fail_room(self.bootstrap_room, why)
             self.conclude_state = KVPoll.Failed
@@ -95,7 +95,7 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             self.kv_mgr.is_abort_release_safe(self.bootstrap_room, 0)
 
     def _register_kv_args(self) -> bool:
-        """Nothing is registered: nodes compare their layouts when they meet."""
+        """Registers nothing: nodes compare their layouts when they connect."""
         for row in self.bootstrap_infos or ():
             unfit = self.kv_mgr.unfit_row(row)
             if unfit is not None:
@@ -122,7 +122,8 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
         return ServerNodes.of_json(self.bootstrap_infos[0]["troupe"])
 
     def _find_and_give_back(self) -> None:
-        """The prefill server is not known yet, and may have the request: it is looked for on another thread."""
+        """Looks up an unknown prefill server, which may have the request, on another thread, and releases the request
+        there."""
         mgr = self.kv_mgr
         mgr._ensure_prefill_recompute_executor().submit(self._give_back_unknown)
 

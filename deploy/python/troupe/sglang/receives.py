@@ -1,4 +1,4 @@
-"""What a room's receiver has begun: the receives of its caches, as one transfer with one outcome."""
+"""The receives that a room's receiver has begun, one per cache, as one transfer with one outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReceiveListener(Protocol):
     """Called under the lock of the nodes."""
 
     def received(self, row: bytes) -> None:
-        """Everything is there, and nobody writes to the pages any more."""
+        """Everything has arrived, and no peer writes to the pages any more."""
 
     def receive_failed(self, error: TroupeError, why: str) -> None:
         """The one outcome of a transfer that fails, unless this side has aborted it. Peers may still write to the
@@ -29,7 +29,7 @@ class ReceiveListener(Protocol):
 
 
 class Receives(RoomOperations):
-    """From the moment when the destination is known to the outcome, and from there on until nobody can write to it."""
+    """Lives from when the destination is known until the outcome, and then until no peer can write to it."""
 
     def __init__(self, nodes: Nodes, room: int, sources: ServerNodes, listener: ReceiveListener) -> None:
         super().__init__(nodes)
@@ -53,14 +53,14 @@ class Receives(RoomOperations):
             deadline: seconds.
 
         Raises:
-            ValueError, TroupeError: the transfer failed. `is_quiet` tells when the pages may be used again.
+            ValueError, TroupeError: the transfer failed. `is_quiet` says when the pages may be reused.
         """
         with self._nodes.lock:
             try:
                 for number, cache in enumerate(self._nodes.caches):
                     if number == 0:
                         blocks = blocks_of(pages, cache.item_blocks)
-                        # A prefix stays where it is, but a receive names a block of its own for each of its tokens.
+                        # A prefix does not move, but a receive names a block for each of its tokens.
                         blocks = placeholders(prefix, blocks, cache.layout.blocks) + blocks
                         self._receive(number, blocks, deadline, prefix_tokens=prefix)
                     else:
@@ -100,7 +100,7 @@ class Receives(RoomOperations):
         elif isinstance(event, Failed):
             self._running.discard(number)
             if self._over and number == 0:
-                # A source that had not been asked yet does not know that this one has given up.
+                # A source that had not been asked yet does not know that this side has given up.
                 self._nodes.release(self._request, self._sources.nodes[0], self._sources.lives[0])
             elif not self._over:
                 why = f"{self._nodes.caches[number].name}: {event.error}"

@@ -1,4 +1,4 @@
-"""SGLang's auxiliary data: a row of each of its metadata buffers, which goes along with the end of a transfer."""
+"""SGLang's auxiliary data: one row of each metadata buffer, sent with the end of a transfer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 __all__ = ["MAX_ROW", "Rows"]
 
-#: Bytes that the seal of a send carries.
+#: Bound on the bytes in the seal of a send.
 MAX_ROW = 64 << 10
 
 _COUNT = struct.Struct("<I")
 
 
 class Rows:
-    """The metadata buffers of one scheduler: of each its address, its bytes, and the bytes of a row."""
+    """The metadata buffers of one scheduler: address, size and row size of each, in bytes."""
 
     def __init__(self, addresses: Sequence[int], sizes: Sequence[int], row_sizes: Sequence[int]) -> None:
-        """`ValueError`: the buffers contradict each other, or a row is larger than what a transfer carries along."""
+        """`ValueError`: the buffers contradict each other, or a row exceeds the bound."""
         if not len(addresses) == len(sizes) == len(row_sizes):
             raise ValueError(
                 f"there are {len(addresses)} metadata buffers, {len(sizes)} sizes and {len(row_sizes)} sizes of rows"
@@ -33,13 +33,13 @@ class Rows:
             )
 
     def pack(self, index: int) -> bytes:
-        """A copy of row `index`. `IndexError`: there is none."""
+        """A copy of row `index`. `IndexError`: there is no such row."""
         parts = [self._header]
         parts += [ctypes.string_at(self._address(at, size, row, index), row) for at, size, row in self._buffers]
         return b"".join(parts)
 
     def unpack(self, packed: bytes, index: int) -> None:
-        """Writes what a peer has packed into row `index`. `ValueError`: the rows of the peer are others, and nothing is
+        """Writes a peer's packed row into row `index`. `ValueError`: the peer's rows have other sizes, and nothing is
         written. `IndexError`: there is no such row."""
         places = [self._address(at, size, row, index) for at, size, row in self._buffers]
         if packed[: len(self._header)] != self._header:
@@ -60,7 +60,7 @@ class Rows:
 
 
 def _said(packed: bytes) -> str:
-    """The sizes of rows that a packed row begins with."""
+    """The row sizes at the beginning of a packed row, as text."""
     if len(packed) < _COUNT.size:
         return f"{len(packed)}"
     [count] = _COUNT.unpack_from(packed)

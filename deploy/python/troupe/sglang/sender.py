@@ -16,7 +16,7 @@ __all__ = ["TroupeKVSender"]
 
 
 class TroupeKVSender(CommonKVSender):  # type: ignore[misc]
-    """SGLang makes one for each request, and polls it: what nodes tell is in the status already."""
+    """SGLang makes one for each request, and polls it: the status already reflects the nodes' events."""
 
     kv_mgr: TroupeKVManager
     conclude_state: Any
@@ -77,7 +77,7 @@ class TroupeKVSender(CommonKVSender):  # type: ignore[misc]
             self.kv_mgr.fail_room(self.bootstrap_room, str(why))
 
     def get_transfer_metric(self) -> KVTransferMetric:
-        """Bytes that moved, and the time from the first `send` until all had."""
+        """The bytes that moved, and the time from the first `send` until all had moved."""
         self._transfer_metric.transfer_total_bytes = self._size
         self._transfer_metric.transfer_latency_s = self._seconds
         return self._transfer_metric

@@ -1,4 +1,4 @@
-"""What a room's sender has begun: the sends of its caches, as one transfer with one outcome."""
+"""The sends that a room's sender has begun, one per cache, as one transfer with one outcome."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from troupe.sglang.pages import blocks_of
 
 __all__ = ["SendListener", "Sends", "request_of"]
 
-DAY = 24 * 3600.0  # SGLang's own time-outs, or the death of a peer, end a send before
-INTRODUCED = 5.0  # seconds until a request goes on though its node is not known: a supervisor that is gone tells nobody
+DAY = 24 * 3600.0  # SGLang's own time-outs, or the death of a peer, end a send earlier
+INTRODUCED = 5.0  # seconds until a request from an unknown node proceeds: without a supervisor no node becomes known
 
 
 def request_of(room: int) -> str:
-    """What Troupe calls a room."""
+    """Troupe's name of a room."""
     return f"sgl/{room}"
 
 
@@ -30,37 +30,37 @@ class SendListener(Protocol):
     """Called under the lock of the nodes."""
 
     def wanted(self, prefix: int) -> None:
-        """Every decode rank has asked. The tokens before `prefix` are there already."""
+        """Every decode rank has asked. The decode side already has the tokens before `prefix`."""
 
     def sent(self, size: int, seconds: float) -> None:
-        """All bytes and rows are there, and nobody reads the pages any more. `seconds`: since the first `send`."""
+        """All bytes and rows have arrived, and no peer reads the pages any more. `seconds`: since the first `send`."""
 
     def send_failed(self, why: str) -> None:
         """The one outcome of a transfer that fails, unless this side has aborted it."""
 
 
 class Sends(RoomOperations):
-    """From the sender's birth to its outcome. Calls of the scheduler come from one thread; events from another, under
-    the lock of the nodes."""
+    """Lives from the sender's creation to its outcome. Calls of the scheduler come from one thread; events from
+    another, under the lock of the nodes."""
 
     def __init__(self, nodes: Nodes, room: int, page_size: int, listener: SendListener, former: Sends | None) -> None:
-        """`former`: of the same room. Where that has not ended yet, this one begins when it has."""
+        """`former`: the earlier sends of the same room. If they have not ended yet, these begin when they have."""
         super().__init__(nodes)
         self._request = request_of(room)
         self._page_size = page_size
         self._listener = listener
         self._wanted: dict[str, Wanted] = {}
-        self._wanted_at = 0.0  # by the last of them
+        self._wanted_at = 0.0  # when the last rank asked
         self._asked = False
         self._waits = former is not None and former.is_ending
-        self._next: Sends | None = None  # of the same room, which waits for this one
+        self._next: Sends | None = None  # later sends of the same room, which wait for these
         self._prefix = 0
         self._pages = 0
         self._named_prefix = False
         self._sealed = False
         self._started: float | None = None
         self._size = 0
-        self._lists: dict[int, int] = {}  # indices that were sent of a cache whose lists have to be equal
+        self._lists: dict[int, int] = {}  # number of indices sent, for caches whose lists must be equal
         with nodes.lock:
             if former is not None and self._waits:
                 former._next = self
@@ -74,7 +74,8 @@ class Sends(RoomOperations):
 
     @property
     def is_ending(self) -> bool:
-        """Whether Troupe knows the request by this one still, or not yet. The next one of the room waits for that."""
+        """Whether this one still occupies, or will occupy, the request's name in Troupe. The next sends of the room
+        wait for its end."""
         return bool(self._running) or self._waits
 
     @property
@@ -91,16 +92,16 @@ class Sends(RoomOperations):
         event: Any = None,
         gpu: int = 0,
     ) -> None:
-        """Pages of the tokens behind those that were sent before.
+        """Sends the pages of the tokens after those sent before.
 
         Args:
-            event: of CUDA, recorded behind the kernels that compute them.
+            event: a CUDA event recorded after the kernels that compute them.
             is_last: the request has no more pages. There may be none here.
-            row: of metadata, with the last pages. None: another part of the pipeline sends it.
+            row: the row of metadata, with the last pages. None: another part of the pipeline sends it.
             states: with the last pages, the indices of each of SGLang's state components.
 
         Raises:
-            ValueError, TroupeError: the transfer cannot go on; give it up by `abort`.
+            ValueError, TroupeError: the transfer cannot go on; call `abort`.
         """
         with self._nodes.lock:
             if self._over:
@@ -137,7 +138,7 @@ class Sends(RoomOperations):
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Lets the next one of the room begin."""
+        """Lets the next sends of the room begin."""
         if not self.is_ending and self._next is not None:
             following, self._next = self._next, None
             following._open()
@@ -146,7 +147,8 @@ class Sends(RoomOperations):
         self._begun(number, self._nodes.send(number, handler, self._request, blocks, deadline=DAY, **more))
 
     def _say(self, what: Any, *arguments: Any) -> None:
-        """To the send of keys and values, if it lives: one that has nothing to move may be done before all is said."""
+        """Calls the engine on the send of keys and values, if it lives: a send with nothing to move may be done early.
+        """
         if 0 not in self._running:
             return
         try:
@@ -160,7 +162,7 @@ class Sends(RoomOperations):
         if not self._named_prefix:
             self._named_prefix = True
             if self._prefix:
-                engine.add_blocks(send, _zeros(self._prefix))  # nobody asks for them
+                engine.add_blocks(send, _zeros(self._prefix))  # never asked for
         if len(blocks):
             engine.add_blocks(send, blocks)
 
@@ -178,8 +180,8 @@ class Sends(RoomOperations):
             engine.layers_ready(send, 0, layers, tokens)
 
     def _say_padding(self, tokens: int) -> int:
-        """A decode server with larger pages asks for all of its last one. It gets bytes of page 0 there, which SGLang
-        gives to no request."""
+        """A decode server with larger pages asks for the whole of its last page. The excess is sent from page 0, which
+        SGLang gives to no request."""
         lack = max((event.token_end for event in self._wanted.values()), default=0) - tokens
         if lack <= 0:
             return 0
@@ -218,14 +220,14 @@ class Sends(RoomOperations):
         self._on_end(0, event)
 
     def look_at_wanted(self) -> None:
-        """Under the lock; also when a node has become a member and said how many tokens its pages have, which a request
-        may be faster than."""
+        """Called under the lock, also when a node has become a member and so told its page size, since a request may
+        arrive before its node is known."""
         if self._asked or not self._wanted or len(self._wanted) < max(one.expected for one in self._wanted.values()):
             return
         if time.monotonic() < self._wanted_at + INTRODUCED and not all(map(self._nodes.is_member, self._wanted)):
             return
         self._asked = True
-        # A rank that needs nothing from here does not tell its prefix. All tokens are sent then, to nobody.
+        # A rank that needs nothing from here does not report its prefix. All tokens are then sent, to no rank.
         begins = [one.token_begin for one in self._wanted.values() if one.token_begin < one.token_end]
         prefix = min(begins, default=0)
         self._prefix = prefix - prefix % self._page_size

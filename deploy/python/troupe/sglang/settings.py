@@ -1,5 +1,5 @@
-"""What an operator tells the backend: TROUPE_SGLANG of the environment, a mapping in JSON. SGLang has no flag for
-it."""
+"""The operator's settings of the backend: the environment variable TROUPE_SGLANG, a mapping in JSON. SGLang has no flag
+for it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STAGE = "sglang"
 _TEXTS = ("cluster", "deployment", "supervisor")
 _BACKENDS = ("auto", "rdma", "shm", "tcp", "xgmi")
 _KEYS = frozenset((*_TEXTS, *NUMBERS, "backend"))
-# A deployment's file says these itself.
+# Keys that a deployment's file contains itself.
 _OF_THE_FILE = frozenset(("backend", "cluster", "supervisor", *NUMBERS))
 
-# The process that starts first begins the supervisor, and the others find it. A scheduler that loads a model answers
-# nobody for seconds. A peer that is killed is noticed at once.
+# The first process begins the supervisor, and the others find it. The times are long: a scheduler that loads a model
+# does not answer for seconds. A killed peer is noticed at once.
 _DEPLOYMENT = """\
 cluster: {cluster}
 supervisor: {{{supervisor}, heartbeat_timeout: 10s}}
@@ -40,11 +40,11 @@ edges:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one process.
+    """The settings of one process.
 
     Attributes:
         file: path of the deployment; or `text`: its YAML.
-        cluster: what both sides compare before they transfer: the cluster's name, and where its supervisor is. Empty:
+        cluster: compared by both sides before they transfer: the cluster's name, and where its supervisor is. Empty:
             the deployment is a file.
     """
 

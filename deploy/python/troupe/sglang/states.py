@@ -12,7 +12,7 @@ __all__ = ["slots_of"]
 
 
 def slots_of(args: Any, component: int, tp_size: int, add: Callable[[int, int], int]) -> list[StateTensor]:
-    """The tensors of a component, each with its region, which `add` gives for an address and a size. `ValueError`: a
+    """The tensors of a component, each with its region, which `add` returns for an address and a size. `ValueError`: a
     tensor contradicts itself."""
     sizes, items = args.state_data_lens[component], args.state_item_lens[component]
     dims = _of(args, "state_dim_per_tensor", component)
@@ -33,7 +33,7 @@ def slots_of(args: Any, component: int, tp_size: int, add: Callable[[int, int], 
             name = f"layers.{layer}.{seen[layer]}"
         more: dict[str, Any] = {}
         if not dims:
-            # Nobody says how it is sliced: it moves between equal sizes alone.
+            # How it is sliced is unknown: it moves only between equal sizes.
             name, more = f"{name}/tp{tp_size}", {"sliced": True}
         elif dims[number]:
             rows = _Rows(

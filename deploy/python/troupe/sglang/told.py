@@ -1,4 +1,5 @@
-"""What a decode server is told of a prefill server's nodes: by each rank of its own, by the bootstrap server of all."""
+"""What decode servers learn of a prefill server's nodes: each rank reports its own, the bootstrap server those of all.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ __all__ = ["RankNodes", "ServerNodes"]
 
 @dataclass(frozen=True)
 class RankNodes:
-    """Of one rank: the node of each of its caches, and which life of it.
+    """The nodes of one rank, one per cache, with their incarnations.
 
-    `protocol`: of Troupe. `cluster`: the name of the cluster and where its supervisor is; empty: a file says it.
+    `protocol`: of Troupe. `cluster`: the name of the cluster and where its supervisor is; empty: a file gives it.
     """
 
     protocol: int
@@ -33,7 +34,8 @@ class RankNodes:
 
 @dataclass(frozen=True)
 class ServerNodes:
-    """Of every rank that is a source of one transfer, in Troupe's order: for each cache the nodes of all ranks."""
+    """The nodes of every rank that is a source of one transfer, in Troupe's order: for each cache the nodes of all
+    ranks."""
 
     protocol: int
     cluster: str
@@ -54,7 +56,7 @@ class ServerNodes:
 
     @classmethod
     def of_ranks(cls, ranks: Sequence[RankNodes | None]) -> ServerNodes | None:
-        """None: one of the ranks has no nodes, or other caches than the first one."""
+        """None if one of the ranks has no nodes, or has other caches than the first one."""
         known = [rank for rank in ranks if rank is not None]
         if not known or len(known) != len(ranks) or any(rank.caches != known[0].caches for rank in known):
             return None
@@ -67,7 +69,7 @@ class ServerNodes:
         )
 
     def life_of(self, node: str) -> int | None:
-        """Of a node that is among them."""
+        """The incarnation of one of the nodes; None if it is not among them."""
         for names, lives in zip(self.nodes, self.lives, strict=True):
             if node in names:
                 return lives[names.index(node)]

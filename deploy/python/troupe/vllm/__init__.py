@@ -4,20 +4,20 @@
       "kv_connector": "TroupeConnector", "kv_connector_module_path": "troupe.vllm", "kv_role": "kv_both"}'
 
 for every engine of one machine: the first one begins a supervisor, the others find it. `kv_connector_extra_config` may
-name one that runs ({"supervisor": "HOST:PORT"}), or a deployment's file and which of its nodes this engine is
+name a running supervisor ({"supervisor": "HOST:PORT"}), or a deployment's file and this engine's node in it
 ({"deployment": "FILE", "node": "prefill-0"}; stages of `engine: external` with an edge of mode read between them).
-Frontends find the engine's HTTP server by a label of its node: as the server's command line has it, or by {"http":
-"HOST:PORT"} where that is not the address to reach it by.
+Frontends find the engine's HTTP server by a label of its node: the address of the server's command line, or {"http":
+"HOST:PORT"} if the server is reached by another one.
 
 A decode engine reads a cache when the prompt is computed ({"read_mode": true}, the default), or the prefill engine
-writes it there ({"read_mode": false}): layer by layer while it computes, where a router asks both engines at once.
+writes it there ({"read_mode": false}): layer by layer while it computes, if a router asks both engines at once.
 
-By {"proxy_ip": "HOST", "proxy_ping_port": PORT, "http_port": PORT} it registers with a proxy for MoRIIO's connector.
+With {"proxy_ip": "HOST", "proxy_ping_port": PORT, "http_port": PORT} it registers with a proxy for MoRIIO's connector.
 
 So far: attention with or without windows and latents (MLA), on the CPU, and on GPUs in any of vLLM's orders.
-Tensor-parallel and pipeline-parallel sizes may differ between prefill and decode. vLLM calls every method; one that
-raised would end the whole server, so each has an answer for the case that something goes wrong in it. With that answer
-its requests end as well: a load fails by name, a cache is not handed off.
+Tensor-parallel and pipeline-parallel sizes may differ between prefill and decode. vLLM calls every method, and an
+exception would end the whole server, so each method has an answer for the case that it fails. That answer ends the
+affected requests, too: a load fails by name, a cache is not handed off.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def register() -> None:
 
 
 def _answers(otherwise: Callable[..., Any]) -> Callable[[_Method], _Method]:
-    """A hook that raises is logged, and answered with what this one makes of the hook's arguments."""
+    """Logs a hook that raises, and answers with the result of `otherwise` for the hook's arguments."""
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
@@ -83,7 +83,7 @@ def _always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-# Of the engines whose scheduler is in this process, too: their only workers, by vLLM's id of the engine.
+# The only workers of engines whose scheduler is in this process, too, by vLLM's id of the engine.
 _WORKERS: weakref.WeakValueDictionary[str, Worker] = weakref.WeakValueDictionary()
 
 
@@ -105,7 +105,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             engine_id,
             ranks=ranks,
             role=kv_role,
-            http=http_address(sys.argv),  # of the server, also in the processes that it starts
+            http=http_address(sys.argv),  # the server's command line, also in the processes that it starts
         )
         _check_supported(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
@@ -124,13 +124,13 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             if place.proxy is not None and parallel.data_parallel_rank == 0:
                 self._heartbeat = Heartbeat(place.proxy, parallel.data_parallel_size)
         else:
-            self._worker = Worker(place, parallel.rank % ranks.count)  # replicas of one server are counted through
+            self._worker = Worker(place, parallel.rank % ranks.count)  # ranks count across a server's replicas
             if ranks.count == 1:
                 _WORKERS[engine_id] = self._worker
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """A whole graph would not call `save_kv_layer`."""
+        """True if caches are pushed: a full graph would not call `save_kv_layer`."""
         return pushes_of(extra_config)
 
     # -- the scheduler's side
@@ -173,10 +173,10 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
 
-    @_answers(_always(None))  # what `request_finished` has promised stays promised
+    @_answers(_always(None))  # promises of `request_finished` stay
     def _offer_at_once(self) -> None:
-        """What else the worker would be told with the next step. An engine that steps only while it is asked, as `LLM`
-        without a core of its own, makes none behind its last request."""
+        """Gives the worker at once what it would get with the next step. An engine that steps only while it is asked,
+        such as `LLM` without a core of its own, makes no step after its last request."""
         worker = _WORKERS.get(self._kv_transfer_config.engine_id)
         if worker is not None:
             worker.offer(self._scheduler.take_offers())
@@ -197,16 +197,17 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._scheduler.waits_for_pushes()
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        """A load writes every block of its groups: vLLM need not, and must not, zero them meanwhile."""
+        """All groups that are loaded: a load writes every block of its groups, so vLLM need not, and must not, zero
+        them meanwhile."""
         return tuple(self._kv_cache_config.transfer_group_ids)
 
     # -- the worker's side
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """May raise: the server then does not start, and says why."""
+        """May raise: the server then reports the error and does not start."""
         groups = [_group_of(group) for group in self._kv_cache_config.kv_cache_groups]
         context = self._vllm_config.compilation_config.static_forward_context
-        # An attribute of the CPU backend's layers: the instructions that its kernels order a block for.
+        # An attribute of the CPU backend's layers: the instruction set for which its kernels order a block.
         packing = {getattr(context[name], "isa", "") for group in groups for name in group.layers}
         if len(packing) > 1:
             raise ValueError(f"Troupe moves caches whose layers are all packed in one way; here they are as {packing}")
@@ -220,11 +221,12 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_answers(_always(None))
     def get_handshake_metadata(self) -> RankIdentity | None:
-        """So that the scheduler's side can say which life of its nodes has computed a prompt."""
+        """Lets the scheduler's side say which life of its nodes has computed a prompt."""
         return self._worker.identity() if self._role == KVConnectorRole.WORKER else None
 
     def bind_connector_metadata(self, connector_metadata: TroupeMetadata) -> None:
-        """Here and not in `start_load_kv`: on the CPU that is called only when the whole step has been computed."""
+        """Starts the step's work here and not in `start_load_kv`, which on the CPU is called only after the whole step.
+        """
         super().bind_connector_metadata(connector_metadata)
         self._carry_out(connector_metadata)
 
@@ -268,7 +270,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> PrometheusMetrics:
-        register()  # MultiConnector finds the class of what it logs by this name, and must not fail there
+        register()  # MultiConnector finds the class of its statistics by this name, and must not fail there
         return PrometheusMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @_answers(_always(None))
@@ -291,8 +293,8 @@ def _window_of(spec: Any) -> Window | None:
 
 
 def _push_block_size(parallel: Any, kv_cache_config: Any) -> int:
-    """Tokens of a block of a cache that may move while it is computed: one block table, in which nothing is left
-    behind, of layers that are computed once a step, and not batch by batch. 0: it moves when it is computed."""
+    """Tokens of a block of a cache that may move while it is computed: it has one block table, from which no blocks are
+    dropped, and its layers are computed once a step, not batch by batch. 0: it moves after it is computed."""
     groups = kv_cache_config.kv_cache_groups
     if parallel.use_ubatching or len(groups) != 1 or _kinds_of(kv_cache_config) == [_WINDOW]:
         return 0
@@ -318,24 +320,24 @@ def _group_of(group: Any) -> Group:
 
 
 def _hash_of(model: Any, cache_dtype: str, packing: str) -> bytes:
-    """Of what makes equal bytes of two caches mean the same. A path is another one on another machine, so that the
-    model's own configuration stands for it, which names what a file of weights was made by."""
+    """A hash of everything that gives a cache's bytes their meaning. Paths differ between machines, so the model's own
+    configuration is used, which names the origin of a file of weights."""
     said = (
         model.hf_config.to_json_string(use_diff=False),
         model.revision,
         model.quantization,
         str(model.dtype),
-        # Numbers as they are have their type in the layout, whether it was asked for by name or not.
+        # Unquantised types are in the layout, whether they were asked for by name or not.
         cache_dtype if is_quantized_kv_cache(cache_dtype) else "auto",
-        # Fingerprints of numbered layers do not have it, and those who pack otherwise must not be placed together.
+        # Fingerprints of numbered layers lack it, and engines with other packings must not be placed together.
         packing,
     )
     return hashlib.blake2b(repr(said).encode(), digest_size=32).digest()
 
 
 def _share_of(vllm_config: Any, groups: Sequence[Group], packing: str) -> Share:
-    """Of the model, what this rank has. Layers that no pipeline divides have numbers unless some of them are not those
-    that the model counts (drafts), or have no cache."""
+    """This rank's share of the model. Layers of a model without a pipeline have numbers, unless some are not among the
+    layers that the model counts (drafts), or have no cache."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     layers = [name for group in groups for name in group.layers]
     numbers, total_layers = numbers_of(layers), model.get_total_num_hidden_layers()

@@ -1,4 +1,4 @@
-"""Prompts that wait in this engine's own queue: their caches are kept at the engines that computed them."""
+"""Prompts that wait in this engine's own queue: keeps their caches at the engines that computed them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["Holds"]
 
 logger = init_logger(f"vllm.{__name__}")
 
-# The request may be here before its source is: the answer that sent it here comes a step before the send.
+# The request may arrive before its source exists: the answer that sent it here comes a step before the send.
 AGAIN = 1.0  # seconds
 
 
 @dataclass
 class _Hold:
     source: HandOff
-    operation: Operation | None  # None: it is asked for again
+    operation: Operation | None  # None: to be asked for again
     again: float = 0.0
 
 
 class Holds:
-    """One operation for each prompt that nobody loads yet. It ends with the load, with `end`, or with its source."""
+    """One operation for each prompt that is not loading yet. It ends with the load, with `end`, or with its source."""
 
     def __init__(self) -> None:
         self._holds: dict[str, _Hold] = {}  # by transfer
@@ -37,13 +37,13 @@ class Holds:
         try:
             operation = engine.hold(source.transfer, source.nodes, lives=source.lives)
         except TroupeError as error:
-            if error.code != ErrorCode.ALREADY_EXISTS:  # of another request for the same
+            if error.code != ErrorCode.ALREADY_EXISTS:  # another request holds the same
                 logger.warning("%s is not held, its lease may end: %s", source.transfer, error)
             return
         self._holds[source.transfer] = _Hold(source, operation)
 
     def loads(self, transfer: str) -> None:
-        """A load of it begins, with which the operation ends by itself."""
+        """Records that a load of it begins, with which the operation ends by itself."""
         self._holds.pop(transfer, None)
 
     def end(self, engine: Engine, transfer: str) -> None:
@@ -57,7 +57,7 @@ class Holds:
                 logger.warning("%s is held for longer than it need be: %s", transfer, error)
 
     def hear(self, event: Event) -> None:
-        """What came of an operation, which may be another's."""
+        """Handles an event, which may be of another's operation."""
         for transfer, hold in self._holds.items():
             if hold.operation != event.operation:
                 continue
@@ -71,7 +71,7 @@ class Holds:
             return
 
     def ask_again(self, engine: Engine) -> None:
-        """For those whose source was not there yet: once, or until the prompt has come to be computed."""
+        """Repeats holds whose source did not exist yet: once, or until the prompt is scheduled."""
         now = time.monotonic()
         for hold in [hold for hold in self._holds.values() if hold.operation is None and hold.again <= now]:
             del self._holds[hold.source.transfer]

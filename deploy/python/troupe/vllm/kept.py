@@ -1,7 +1,7 @@
-"""The scheduler's side of prompts that are computed here and not loaded yet: how many blocks they may keep.
+"""The scheduler's bound on blocks of prompts that are computed here and not loaded yet.
 
 Engines that compute prompts for each other must not wait for each other's blocks, each with all of its own kept for
-prompts whose texts find no room at the other one.
+prompts whose texts find no room at the other.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ __all__ = ["Kept"]
 
 
 class Kept:
-    """By vLLM's ids of requests. Those that begin alike may share blocks."""
+    """By vLLM's ids of requests. Requests with equal beginnings may share blocks."""
 
     def __init__(self, longest: int | None) -> None:
-        """`longest`: blocks of the longest request; None: the engine writes no texts, and may keep all it has."""
+        """`longest`: blocks of the longest request; None: the engine writes no texts, and may keep all of its blocks.
+        """
         self._longest = longest
         self._most: int | None = None  # blocks; none: all
         self._of: dict[str, set[int]] = {}
         self._count: Counter[int] = Counter()
 
     def bind(self, pool: Any) -> None:
-        """Half of the pool, or what the longest request leaves, if that is more: whatever is kept, a request that needs
-        no more than half has room."""
+        """Sets the bound: half of the pool, or what the longest request leaves, if that is more. A request that needs
+        no more than half then always has room."""
         if self._longest is not None:
-            usable = int(pool.num_gpu_blocks) - 1  # without the null block
+            usable = int(pool.num_gpu_blocks) - 1  # excluding the null block
             self._most = max(usable // 2, usable - self._longest)
 
     def add(self, request_id: str, blocks: Sequence[Sequence[int]]) -> bool:
-        """False: they are too many."""
+        """Returns false if they are too many."""
         if self._most is None:
             return True
         own = {block for group in blocks for block in group} - {NULL_BLOCK}
@@ -44,7 +45,7 @@ class Kept:
         return True
 
     def remove(self, request_id: str) -> None:
-        """They are free again, or were never kept."""
+        """Forgets them: they are free again, or were never kept."""
         own = self._of.pop(request_id, set())
         self._count.subtract(own)
         for block in own:

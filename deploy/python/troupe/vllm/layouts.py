@@ -1,4 +1,4 @@
-"""How vLLM's KV cache lies in memory, said as a Troupe layout."""
+"""vLLM's KV cache as a Troupe layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "strided_planes",
 ]
 
-NULL_BLOCK = 0  #: the first that vLLM's pool gives out, to itself
+NULL_BLOCK = 0  #: the first block of vLLM's pool, reserved by the pool
 
 _DTYPES = {
     "torch.bfloat16": "bf16",
@@ -28,15 +28,15 @@ _DTYPES = {
     "torch.float32": "fp32",
     "torch.float8_e4m3fn": "fp8_e4m3",
     "torch.float8_e5m2": "fp8_e5m2",
-    "torch.uint8": "uint8",  # which of the formats of 8 bits it is stands in the hash of the model
+    "torch.uint8": "uint8",  # the hash of the model says which 8-bit format it is
 }
 
 
 @dataclass(frozen=True)
 class Group:
-    """A KV cache group of vLLM: layers that share a block table, of `block_size` tokens a block; none on a rank whose
-    part of a pipeline has no layer of it. `window`: they keep only the last tokens of a request. `key_dim`: elements of
-    a head of K, behind which stand those of V; all of them where the layers keep one latent (`latent`)."""
+    """A KV cache group of vLLM: layers that share a block table, with `block_size` tokens in a block; none on a rank
+    whose part of a pipeline has no layer of it. `window`: they keep only the last tokens of a request. `key_dim`:
+    elements of a head of K, which are followed by those of V; all elements if the layers keep one latent (`latent`)."""
 
     layers: Sequence[str]
     block_size: int
@@ -47,13 +47,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank has of a model, and which model that is.
+    """A rank's share of a model, and which model that is.
 
-    `tp_rank` of `tp_size` has its share of the heads; `kv_heads`: of the whole model, which matters where several ranks
-    have the same one. `numbers`: of each layer within the model, which has `total_layers` (0: they are not numbered,
-    and the rank has all of them). A rank that has all of them numbers them, too, if it can: its layers are then in the
-    order of those of a pipeline, and its fingerprint is theirs. `model`: a hash of 32 bytes, which both sides must have
-    in common, or none.
+    `tp_rank` of `tp_size` has its share of the heads; `kv_heads`: of the whole model, which matters if several ranks
+    have the same head. `numbers`: the number of each layer within the model, which has `total_layers` (0: they are not
+    numbered, and the rank has all of them). A rank that has all layers numbers them, too, if it can: they are then in
+    the order of a pipeline's layers, and its fingerprint equals a pipeline's. `model`: a hash of 32 bytes, equal on
+    both sides, or none.
     """
 
     tp_rank: int = 0
@@ -64,8 +64,8 @@ class Share:
     model: bytes = b""
 
     def heads_of_model(self, own: int) -> int:
-        """Of a layer of which this rank has `own` heads: one that others have as well, where there are fewer of them
-        than ranks."""
+        """The model's heads of a layer of which this rank has `own` heads; if there are fewer heads than ranks, several
+        ranks have the same one."""
         return self.kv_heads if own == 1 and 0 < self.kv_heads < self.tp_size else own * self.tp_size
 
 
@@ -73,18 +73,18 @@ WHOLE = Share()
 
 
 def numbers_of(layers: Iterable[str]) -> dict[str, int]:
-    """Of layers their numbers in the model, by vLLM's names of them: "model.layers.3.self_attn.attn" is 3. Those whose
-    names do not have one number are left out."""
+    """The numbers of layers in the model, from vLLM's names: "model.layers.3.self_attn.attn" is 3. Layers whose names
+    do not have exactly one number are left out."""
     said = {name: [int(word) for word in name.split(".") if word.isdecimal()] for name in layers}
     return {name: numbers[0] for name, numbers in said.items() if len(numbers) == 1}
 
 
 @dataclass(frozen=True)
 class CacheView:
-    """The layout of a cache, and the memory that it lies in (torch storages, in the layout's order).
+    """The layout of a cache, and its memory (torch storages, in the layout's order).
 
-    vLLM's block b of a group is the blocks b * ratio ... of the layout, `ratios[group]`: its kernels may use smaller
-    ones. Of their tokens, `block_tokens[group]`.
+    vLLM's block b of a group is made of the layout's blocks from b * ratio on, with `ratios[group]`: its kernels may
+    use smaller blocks, of `block_tokens[group]` tokens.
     """
 
     layout: Layout
@@ -93,30 +93,30 @@ class CacheView:
     ratios: list[int]
     windows: list[bool]
     layers: int
-    order: Mapping[str, int]  #: of vLLM's layers, by their names
+    order: Mapping[str, int]  #: position of vLLM's layers, by their names
 
     def blocks_of(self, blocks: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
-        """The arguments of a send or a receive of the first tokens of vLLM's block tables, one a group."""
+        """The arguments of a send or receive of the first `tokens` tokens of vLLM's block tables, one per group."""
         tables = [self._table(group, blocks[group], tokens) for group in range(len(self.ratios))]
         return {"groups": tables} if self.layout.groups() else {"blocks": tables[0].blocks}
 
     def no_blocks(self) -> dict[str, Any]:
-        """The same of a request without tokens."""
+        """The same for a request without tokens."""
         return self.blocks_of([[] for _ in self.ratios], 0)
 
     def layers_in(self, size: int, tokens: int) -> int:
-        """Of how many layers `tokens` take `size` bytes, which is one at least."""
+        """The number of layers, at least one, in which `tokens` take `size` bytes."""
         layout = self.layout
         of_a_token = self.regions[0].nbytes() / (self.layers * layout.blocks * layout.block_tokens)
         return max(int(size / max(tokens * of_a_token, 1)), 1)
 
     def wide(self, group: int, blocks: Sequence[int]) -> list[int]:
-        """The layout's blocks that some of vLLM's are."""
+        """The layout's blocks for some of vLLM's."""
         ratio = self.ratios[group]
         return [block * ratio + part for block in blocks for part in range(ratio)]
 
     def _table(self, group: int, blocks: Sequence[int], tokens: int) -> GroupBlocks:
-        """vLLM puts its null block in the place of those that a window has left behind."""
+        """The table of a group: vLLM puts its null block in the place of blocks that a window has left behind."""
         ratio, block_tokens = self.ratios[group], self.block_tokens[group]
         count = -(-tokens // block_tokens)
         needed = -(-count // ratio)
@@ -129,8 +129,8 @@ class CacheView:
 def strided_planes(
     shape: Sequence[int], strides: Sequence[int], element_size: int, base: int, group: Group
 ) -> tuple[LayerShape, tuple[Plane, ...]]:
-    """A layer in which each token has its place: a view [block][head][token][K, then V], strides in elements, `base` in
-    bytes. `kv_heads` of the shape is of this rank alone."""
+    """The planes of a layer in which each token has its place: a view [block][head][token][K, then V], strides in
+    elements, `base` in bytes. `kv_heads` of the shape counts only this rank's."""
     _, heads, _, content = shape
     block_stride, head_stride, token_stride, content_stride = strides
     fits = (heads, group.key_dim) == (1, content) if group.latent else 0 < group.key_dim < content
@@ -165,8 +165,8 @@ def strided_planes(
 
 def packed_planes(shape: Sequence[int], strides: Sequence[int], element_size: int, base: int) -> tuple[Plane, Plane]:
     """K and V of a layer of the CPU backend: a view [block][head][token][2 * head_dim], strides in elements, `base` in
-    bytes. Its kernels keep, of each (block, head), all of K and then all of V, packed in an order of their own: a token
-    has no place in it."""
+    bytes. Its kernels keep, of each (block, head), all of K and then all of V, packed in an order of their own, in
+    which a token has no place."""
     _, heads, tokens, content = shape
     block_stride, head_stride, token_stride, content_stride = strides
     if content % 2 or content_stride != 1 or token_stride != content or head_stride != tokens * content:
@@ -193,11 +193,11 @@ def packed_planes(shape: Sequence[int], strides: Sequence[int], element_size: in
 def describe_cache(
     caches: Mapping[str, Any], groups: Sequence[Group], *, packing: str = "", share: Share = WHOLE
 ) -> CacheView:
-    """A cache of one tensor [block][head][token][K, then V] a layer, in whatever order of strides, all in one storage.
-    Layers of different groups may have the same memory.
+    """Describes a cache of one tensor [block][head][token][K, then V] per layer, with strides in any order, all in one
+    storage. Layers of different groups may have the same memory.
 
-    `packing`: the order of the CPU backend's kernels inside a block, which both sides must have in common; none: each
-    token has its place. `ValueError` says what does not fit.
+    `packing`: the order of the CPU backend's kernels inside a block, the same on both sides; none: each token has its
+    place. `ValueError` says what does not fit.
     """
     names, first_layer = _in_order([name for group in groups for name in group.layers], share)
     group_of = {name: group for group in groups for name in group.layers}
@@ -257,8 +257,8 @@ def describe_cache(
 
 
 def _tokens_of_blocks(caches: Mapping[str, Any], groups: Sequence[Group]) -> list[int]:
-    """Of the kernels' blocks of each group. vLLM has as many blocks in each, and so have the kernels: those of a group
-    that has no layer on this rank are divided as the others' are."""
+    """Tokens of the kernels' blocks of each group. All groups have the same number of vLLM's blocks, and of the
+    kernels': the blocks of a group without layers on this rank are divided like the others'."""
     found = []
     for group in groups:
         sizes = {int(caches[name].shape[2]) for name in group.layers}
@@ -270,7 +270,7 @@ def _tokens_of_blocks(caches: Mapping[str, Any], groups: Sequence[Group]) -> lis
 
 
 def _in_order(names: Sequence[str], share: Share) -> tuple[list[str], int]:
-    """Layers as the model has them, and the number of the first."""
+    """The layers in the model's order, and the number of the first."""
     if not names:
         raise ValueError("this rank has no layer with a cache; a pipeline whose parts have each one is needed")
     if share.total_layers == 0:

@@ -1,4 +1,4 @@
-"""What the scheduler's side of the connector has the worker's side do, once a step; and, once, who a worker is."""
+"""Orders of the connector's scheduler side to the worker side, once a step; and, once, the worker's identity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Chunk", "Drop", "Push", "RankIdentity", "Receive", "Seal", "Send", "
 
 @dataclass(frozen=True)
 class RankIdentity(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """The node of a rank, in this life of it, and the address that its peers reach it by."""
+    """The node of a rank, its incarnation, and the address by which its peers reach it."""
 
     node: str
     incarnation: int
@@ -23,8 +23,8 @@ class RankIdentity(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 @dataclass
 class Send:
-    """A prompt that was computed here: offer its cache. `request_id` is vLLM's, `tokens` those of the prompt, `blocks`
-    those of each KV cache group."""
+    """A prompt that was computed here: offer its cache. `request_id` is vLLM's; `tokens` are those of the prompt,
+    `blocks` those of each KV cache group."""
 
     request_id: str
     transfer: str
@@ -35,7 +35,8 @@ class Send:
 
 @dataclass
 class Push:
-    """A prompt of `tokens` that is about to be computed here: its cache is offered as it grows, from `blocks` on."""
+    """A prompt of `tokens` that is about to be computed here: its cache is offered as it grows, beginning with
+    `blocks`."""
 
     transfer: str
     blocks: list[int]
@@ -44,7 +45,7 @@ class Push:
 
 @dataclass
 class Chunk:
-    """This step computes `tokens` of such a prompt, up to token `end`, for which it got `blocks` more."""
+    """This step computes `tokens` of such a prompt, up to token `end`, for which it got further `blocks`."""
 
     transfer: str
     blocks: list[int]
@@ -54,7 +55,7 @@ class Chunk:
 
 @dataclass
 class Seal:
-    """Such a prompt is computed. `request_id`: vLLM's, whose end waits for that of the transfer."""
+    """Such a prompt is computed. `request_id`: vLLM's; the request ends with the transfer."""
 
     request_id: str
     transfer: str
@@ -64,8 +65,8 @@ class Seal:
 
 @dataclass
 class Drop:
-    """A transfer whose prompt will not be computed, be it offered or not. `request_id`: as of `Seal`; none: its request
-    goes on, and the end of what was offered is told by the transfer's name."""
+    """A transfer whose prompt will not be computed, whether offered or not. `request_id`: as in `Seal`; none: its
+    request goes on, and the end of the offer is reported by the transfer's name."""
 
     request_id: str
     transfer: str
@@ -75,7 +76,7 @@ class Drop:
 class Receive:
     """The first `tokens` of a prompt to load, of which `prefix_tokens` are in `blocks` (of each group) already.
 
-    `refused`: it cannot be loaded, and why; `source` is None then.
+    `refused`: why it cannot be loaded; `source` is None then.
     """
 
     request_id: str
@@ -90,8 +91,8 @@ class Receive:
 @dataclass
 class TroupeMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """`holds`: sources of requests that wait in the queue here. `unholds`: transfers that no request here waits for any
-    more, though others may. `releases`: sources that nobody will load. `aborts`: vLLM's ids of requests that end while
-    they load. `idle`: nothing is computed in this step, so that the worker may wait for transfers."""
+    more, though others may. `releases`: sources that will not be loaded. `aborts`: vLLM's ids of requests that end
+    while they load. `idle`: this step computes nothing, so the worker may wait for transfers."""
 
     sends: list[Send] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""What a prefill engine tells a decode engine about a request, by way of the router: `kv_transfer_params`.
+"""`kv_transfer_params`: what a prefill engine tells a decode engine about a request, through the router.
 
-Routers copy what the prefill engine answers into the decode request. The keys are those that NIXL's connector uses,
-so that any router serves, with one key of our own that says the rest. A router that copies NIXL's keys alone serves as
-well. Routers for MoRIIO's connector name the transfer themselves, and may copy less.
+Routers copy the prefill engine's answer into the decode request. The keys are those that NIXL's connector uses, so that
+any router works, with one key of our own for the rest. A router that copies only NIXL's keys works, too. Routers for
+MoRIIO's connector name the transfer themselves, and may copy less.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ MORIIO_KEY = "transfer_id"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 _TRANSFER = re.compile(r"[a-z0-9_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_LIFE = re.compile(r"[0-9a-f]{16}")  # a text, since the numbers of JSON lose their last digits in some routers
+_LIFE = re.compile(r"[0-9a-f]{16}")  # a text, since some routers round large JSON numbers
 _ENGINE = re.compile(r"[^\ud800-\udfff]{1,256}")  # vLLM's id of one
-# The id that a router for MoRIIO's connector gives a request has what each engine has told it (`Proxy.message`).
+# A router for MoRIIO's connector puts into the id of a request what each engine has told it (`Proxy.message`).
 _DECODE_PEER = "___decode_addr_"
 _PREFILL_PEER = re.compile(r",engine:([a-z0-9_-]{1,64}),ranks:([0-9]{1,3})\Z")
 
 
 class BadParamsError(ValueError):
-    """The decode request does not say where its cache is; says why."""
+    """The decode request does not say where its cache is. The message says why."""
 
 
 def wants_decode_elsewhere(params: object) -> bool:
@@ -54,8 +54,8 @@ def wants_prefill_elsewhere(params: object) -> bool:
 
 
 def named_transfer(params: object) -> str | None:
-    """The name of a prefill request's transfer by a router that asks both engines at once, or by one for MoRIIO's
-    connector; None: it is named here."""
+    """The name that a router gave a prefill request's transfer, one that asks both engines at once or one for MoRIIO's
+    connector; None: the transfer is named here."""
     if not isinstance(params, Mapping):
         return None
     own = params.get(KEY, {"v": VERSION, "request": params.get(MORIIO_KEY)})
@@ -65,18 +65,19 @@ def named_transfer(params: object) -> str | None:
 
 
 def is_asked_in_turn(params: object) -> bool:
-    """The router has named the transfer of a prefill request, and asks another engine for the text afterwards."""
+    """Whether the router has named the transfer of a prefill request, and asks another engine for the text afterwards.
+    """
     own = params.get(KEY) if isinstance(params, Mapping) else None
     return isinstance(own, Mapping) and bool(own.get("in_turn"))
 
 
 def is_name(text: str) -> bool:
-    """Whether a transfer may be called so."""
+    """Whether a transfer may have this name."""
     return _is_like(_TRANSFER, text)
 
 
 def prompt_digest(tokens: Iterable[int], *, adapter: str = "", salt: str = "") -> str:
-    """Of all that a cache depends on beside the model: equal where the caches are interchangeable."""
+    """A digest of everything but the model that a cache depends on: equal if the caches are interchangeable."""
     digest = hashlib.blake2b(digest_size=16)
     for text in (adapter, salt):
         encoded = text.encode()
@@ -87,11 +88,11 @@ def prompt_digest(tokens: Iterable[int], *, adapter: str = "", salt: str = "") -
 
 @dataclass(frozen=True)
 class HandOff:
-    """A prompt whose cache waits at a prefill engine, or that is asked of one at the same time.
+    """A prompt whose cache waits at a prefill engine, or that a prefill engine is asked for at the same time.
 
     `transfer`: the id of the send. `nodes`: of the prefill replica in rank order. `lives`: the incarnation of each of
-    them, or nothing. `digest`: of the prompt. A router that asks both engines at once knows neither that nor its
-    `tokens`; one that copies less than the prefill engine has answered forgets them of a prompt that is `computed`.
+    them, or nothing. `digest`: of the prompt. A router that asks both engines at once knows neither the digest nor the
+    `tokens`; a router that copies only part of the prefill engine's answer omits them for a prompt that is `computed`.
     """
 
     transfer: str
@@ -103,7 +104,7 @@ class HandOff:
 
     @property
     def is_early(self) -> bool:
-        """The prompt may still be computed, or wait for it."""
+        """Whether the prompt may still be waiting or computing."""
         return self.digest is None and not self.computed
 
     def to_params(
@@ -115,8 +116,8 @@ class HandOff:
         address: tuple[str, int] = ("", 0),
     ) -> dict[str, Any]:
         """`ranks`: how the engine is divided. `blocks`, of each KV cache group, and `address`, of the first node, are
-        for routers that look whether they are there: engines ask their cluster where a node is, and never dial what a
-        client names."""
+        for routers that check for these keys: engines ask their cluster where a node is, and never dial an address from
+        a client."""
         params = source_params(self.transfer, self.nodes, engine_id=engine_id)
         own = params[KEY]
         own.update(tokens=self.tokens, prompt=self.digest)
@@ -129,8 +130,8 @@ class HandOff:
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any], request_id: str = "") -> HandOff:
-        """Parses what a client sent; `BadParamsError` for anything that no prefill engine has said. `request_id`: it is
-        vLLM's, in which the client's own stands."""
+        """Parses parameters from a client; `BadParamsError` for anything that a prefill engine would not say.
+        `request_id`: vLLM's, which contains the client's own."""
         own = params.get(KEY)
         if own is None and params.get(MORIIO_KEY) is not None:
             return cls._from_moriio(params, request_id)
@@ -159,7 +160,7 @@ class HandOff:
 
     @classmethod
     def _from_nixl(cls, params: Mapping[str, Any]) -> HandOff:
-        """The router has left out our key: the transfer and the engine are named by NIXL's."""
+        """For a router that left out our key: NIXL's keys name the transfer and the engine."""
         transfer, engine = params["remote_request_id"], params.get("remote_engine_id")
         if not _is_like(_TRANSFER, transfer) or not _is_like(_ENGINE, engine):
             raise BadParamsError(
@@ -173,7 +174,7 @@ class HandOff:
 
     @classmethod
     def _from_moriio(cls, params: Mapping[str, Any], request_id: str) -> HandOff:
-        """Of what the prefill engine has answered only its id is there, or nothing: both engines are asked at once."""
+        """Only the id of the prefill engine's answer is there, or nothing, if both engines are asked at once."""
         transfer, engine = params[MORIIO_KEY], params.get("remote_engine_id")
         if not _is_like(_TRANSFER, transfer):
             raise BadParamsError(
@@ -181,7 +182,7 @@ class HandOff:
             )
         computed = engine is not None
         if computed:
-            ranks = params.get("remote_tp_size")  # as the engine has registered with the proxy: all of them
+            ranks = params.get("remote_tp_size")  # all ranks, as registered with the proxy
             if not ranks:
                 divided = _ranks_of(params.get("tp_size"), params.get("pp_size", 1))
                 ranks = divided.count if divided is not None else None
@@ -203,7 +204,7 @@ class HandOff:
 
 
 def _ranks_of(size: object, parts: object) -> Ranks | None:
-    """None: there is no such engine."""
+    """None if there can be no such engine."""
     counts = [one for one in (size, parts) if isinstance(one, int) and not isinstance(one, bool) and one > 0]
     if len(counts) != 2 or counts[0] * counts[1] > MAX_RANKS:
         return None

@@ -1,4 +1,4 @@
-"""Who an engine is in its cluster, and which cluster that is: from `kv_connector_extra_config`, or from nothing."""
+"""An engine's cluster and its identity there: from `kv_connector_extra_config`, or by default."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ MAX_RANKS = 256  # of an engine, as many as the nodes of an open cluster
 _REPLICA = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _EXTRA = "kv_connector_extra_config"
 _TEXTS = frozenset(("deployment", "host_ip", "http", "node", "proxy_ip", "supervisor"))
-# MoRIIO's words, which are those of a deployment's `transport` as well, and its times.
+# Keys of MoRIIO that are also keys of a deployment's `transport`, with the same times.
 _TRANSPORT = frozenset(("backend", "num_workers", "post_batch_size", "qp_per_transfer"))
 _TIMES = frozenset(("defer_timeout", "transfer_timeout"))
-# Its words for its proxy, and those by which its engines find each other, as nodes of a cluster do without.
+# MoRIIO's keys for its proxy, and those by which its engines find each other, which nodes of a cluster do not need.
 _PORTS = frozenset(("handshake_port", "http_port", "notify_port", "proxy_ping_port"))
 _PROXY = _PORTS | {"host_ip", "proxy_ip"}
 _UNUSED = frozenset(("handshake_port", "notify_port", "recv_abort_timeout"))
 _BACKENDS = ("auto", "rdma", "shm", "tcp", "xgmi")
-# An engine that answers on no way is lost to a load when its supervisor takes it for dead, as a rule. What it may still
-# touch an RDMA device shuts it out of sooner.
+# A load usually loses an unresponsive engine when the supervisor takes it for dead. What the engine may still touch, an
+# RDMA device revokes sooner.
 _PATIENCE = {"peer_silence": "10s", "rdma": {"fence_patience": "1s"}}
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 _MINTED = re.compile(r"(.+)-[0-9a-f]{32}")  # by `new_transfer` for a node
@@ -51,7 +51,7 @@ _REPLICATED = re.compile(r"_dp[0-9]+\Z")  # the end of the id that vLLM gives ea
 
 @dataclass(frozen=True)
 class Ranks:
-    """How an engine is divided: `parts` of a pipeline, of `size` tensor-parallel ranks each. Rank r of it is
+    """How an engine is divided: `parts` of a pipeline, with `size` tensor-parallel ranks each. Rank r is
     tensor-parallel rank r % size of part r // size."""
 
     size: int = 1
@@ -67,20 +67,21 @@ ALONE = Ranks()
 
 @dataclass(frozen=True)
 class Place:
-    """The nodes of an engine, one of each of its ranks: those that a deployment's file names, or those that join an
-    open stage (`joins`) of that file, or of the deployment in `text`."""
+    """The nodes of an engine, one for each of its ranks: named by a deployment's file, or joining an open stage
+    (`joins`) of that file, or of the deployment in `text`."""
 
     nodes: tuple[str, ...]
     file: str | None = None
     text: str | None = None
     joins: tuple[Announcement, ...] = ()
-    load_seconds: float | None = None  #: that a load may take; none: the deployment's default
-    pushes: bool = False  #: the prefill engine writes, while it computes where a router asks both engines at once
-    proxy: Proxy | None = None  #: that is to be told of the engine
-    unused: tuple[str, ...] = ()  #: keys of MoRIIO's that were said, and have no meaning here
+    load_seconds: float | None = None  #: time for a load; none: the deployment's default
+    pushes: bool = False  #: the prefill engine writes, while it computes if a router asks both engines at once
+    proxy: Proxy | None = None  #: to which the engine is announced
+    unused: tuple[str, ...] = ()  #: given keys of MoRIIO that have no meaning here
 
     def start(self, rank: int, layout: Layout, regions: Sequence[object]) -> Engine:
-        """A rank's. It registers with the supervisor by itself, in whatever order they start."""
+        """Starts a rank's engine. It registers with the supervisor in the background; the order of starts does not
+        matter."""
         if self.joins:
             return Engine(
                 join=self.joins[rank], file=self.file, text=self.text, layout=layout, regions=regions, calls=True
@@ -89,21 +90,21 @@ class Place:
 
 
 def replica_of(engine_id: str) -> str:
-    """vLLM's id of an engine as the name of a replica: itself, where it may be one."""
+    """vLLM's id of an engine as the name of a replica: the id itself if it is a valid name."""
     if _REPLICA.fullmatch(engine_id):
         return engine_id
     return hashlib.blake2b(engine_id.encode(), digest_size=16).hexdigest()
 
 
 def nodes_of(engine_id: str, ranks: int) -> tuple[str, ...]:
-    """Those of an engine that has joined an open cluster."""
+    """The nodes of an engine that has joined an open cluster."""
     replica = replica_of(engine_id)
     return tuple(Announcement(stage=STAGE, replica=replica, rank=rank, ranks=ranks).name for rank in range(ranks))
 
 
 def nodes_behind(transfer: str, engine_id: str, ranks: Ranks) -> tuple[str, ...]:
-    """Those of the engine that has named a transfer by its first node: of a deployment's file, whose names have nothing
-    of vLLM's id of the engine, or of an open cluster."""
+    """The nodes of the engine that has named a transfer by its first node: from a deployment's file, whose names are
+    independent of vLLM's id of the engine, or from an open cluster."""
     minted = _MINTED.fullmatch(transfer)
     if minted is not None and not minted[1].startswith(f"{STAGE}."):
         first = _named("", ranks)[0]
@@ -117,7 +118,7 @@ def place_of(
     extra: Mapping[str, Any], engine_id: str, *, ranks: Ranks = ALONE, role: str = "kv_both", http: str | None = None
 ) -> Place:
     """`role`: vLLM's `kv_role`. `http`: where the engine's HTTP server listens, unless `extra` says it. Frontends find
-    both among the labels of the nodes that join. `ValueError` for keys that are unknown, or do not go together."""
+    both among the labels of joining nodes. `ValueError` for keys that are unknown or contradict each other."""
     extra = {key: value for key, value in extra.items() if key not in ("host_ip", "proxy_ip") or value != ""}
     unknown = sorted(set(extra) - _TEXTS - _TRANSPORT - _TIMES - _PROXY - _UNUSED - {"read_mode"})
     if unknown:
@@ -191,7 +192,7 @@ def pushes_of(extra: Mapping[str, Any]) -> bool:
 
 
 def _http_of(extra: Mapping[str, Any], listens: str | None) -> str | None:
-    """`listens`: as the command line has it."""
+    """`listens`: from the command line."""
     if "http" in extra:
         return _checked_address(extra["http"])
     host, _, port = (listens or "").rpartition(":")
@@ -236,7 +237,7 @@ def _unused_of(extra: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _number_or_word(key: str, value: object) -> int | str:
-    """As MoRIIO has it: a number may be a text."""
+    """As in MoRIIO, where a number may be a text."""
     text = str(value).strip().lower()
     if key == "backend":
         if text not in _BACKENDS:
@@ -267,7 +268,7 @@ def _seconds(key: str, extra: Mapping[str, Any]) -> float | None:
 
 
 def _named(replica: str, ranks: Ranks) -> tuple[str, ...]:
-    """What a deployment calls the nodes of a replica."""
+    """A deployment's names for the nodes of a replica."""
     parts = [f"-pp{part}" for part in range(ranks.parts)] if ranks.parts > 1 else [""]
     sliced = [f"-tp{rank}" for rank in range(ranks.size)] if ranks.size > 1 else [""]
     return tuple(f"{replica}{part}{rank}" for part in parts for rank in sliced)
@@ -275,7 +276,8 @@ def _named(replica: str, ranks: Ranks) -> tuple[str, ...]:
 
 def http_address(command_line: Sequence[str]) -> str | None:
     """Where the HTTP server of this command line listens, which vLLM's configuration does not say: host:port, or :port
-    where it listens at every address. None: it is no server of vLLM's, or does not listen where its words say."""
+    if it listens at every address. None: it is not a server of vLLM, or the command line does not say where it
+    listens."""
     if not _is_server(command_line):
         return None
     options: dict[str, str] = {}
@@ -287,7 +289,7 @@ def http_address(command_line: Sequence[str]) -> str | None:
             options[key] = value if equals else next(words, "")
         elif key in ("--uds", "--headless", "--ssl-keyfile", "--ssl-certfile"):
             return None
-        elif key == "--config":  # a file that may say the port
+        elif key == "--config":  # a file, which may contain the port
             options.setdefault("--port", "")
     host, port = options.get("--host", ""), options.get("--port", "8000")
     if not port.isdecimal() or not 0 < int(port) < 65536:
@@ -314,5 +316,5 @@ def _checked_address(address: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """To what a label may hold."""
+    """Truncates a text to the length of a label."""
     return text.encode()[:256].decode(errors="ignore")

@@ -1,5 +1,5 @@
-"""Proxies for MoRIIO's connector, as vLLM's toy proxy and `vllm-router --kv-connector moriio`. They ask engines that
-have registered with them."""
+"""Proxies for MoRIIO's connector, as vLLM's toy proxy and `vllm-router --kv-connector moriio`. They ask the engines
+that have registered with them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ logger = init_logger(f"vllm.{__name__}")
 PERIOD = 3.0  # seconds; vllm-router forgets an engine after 5
 # Milliseconds.
 _SEND_WAIT = 500  # for a proxy that is not there
-_SILENCE = 10_000  # after which a proxy that does not answer is connected to again
+_SILENCE = 10_000  # after which a silent proxy is connected to again
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """One proxy, and what this engine tells it of itself."""
+    """One proxy, and this engine's registration with it."""
 
     host: str
     port: int
     role: str  #: "P", the engine prefills, or "D", it decodes
-    http: str | None  #: of the engine's server, host:port, or :port of this host; none: it is not known
+    http: str | None  #: of the engine's server, host:port, or :port of this host; none: unknown
     replica: str
     ranks: int
     pushes: bool
-    handshake_port: int = 6301  # of MoRIIO's connector, which nobody here listens at
+    handshake_port: int = 6301  # of MoRIIO's connector; unused here
     notify_port: int = 61005
 
     def message(self, host: str, replicas: int) -> bytes:
-        """`host`: this one. `replicas`: of the engine, data-parallel, behind one HTTP server.
+        """`host`: this one. `replicas`: number of data-parallel replicas of the engine behind one HTTP server.
 
-        Proxies put the `zmq_address` of a prefill engine into the ids of requests, unread. Where both engines are asked
-        at once it is all that a decode engine hears of the other one.
+        Proxies put the `zmq_address` of a prefill engine into the ids of requests, unread. If both engines are asked at
+        once, a decode engine learns nothing else of the other one.
         """
         name, _, port = (self.http or "").rpartition(":")
         peer = f"host:{host},handshake:{self.handshake_port},notify:{self.notify_port}"
@@ -60,7 +60,7 @@ class Proxy:
 
 class Heartbeat:
     """Registers this engine with a proxy every few seconds, from a thread of its own, until `stop`. The proxy may start
-    later, or again."""
+    later, or restart."""
 
     def __init__(self, proxy: Proxy, replicas: int) -> None:
         if proxy.http is None:
@@ -75,7 +75,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """The proxy forgets this engine by itself. Again: nothing."""
+        """Stops registering; the proxy forgets this engine by itself. A second call does nothing."""
         self._ended.set()
         self._thread.join(2 * _SEND_WAIT / 1000)
 
@@ -109,10 +109,10 @@ class Heartbeat:
                 dealer.close()
 
     def _connected(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-        """It does not connect again by itself: only somebody who listens is connected to."""
+        """A socket that does not reconnect by itself: connections are made only to a listening proxy."""
         dealer = context.socket(zmq.DEALER)
         dealer.linger = 0
-        dealer.immediate = True  # nothing is queued for a proxy that is not there
+        dealer.immediate = True  # nothing is queued for an absent proxy
         dealer.sndtimeo = _SEND_WAIT
         dealer.reconnect_ivl = -1
         dealer.heartbeat_ivl, dealer.heartbeat_timeout = _SILENCE // 2, _SILENCE
@@ -126,8 +126,9 @@ class Heartbeat:
 
 
 def _check_listens(proxy: Proxy) -> None:
-    """`OSError`: nobody listens there. A port of this host from which connections are made as well may be given to the
-    very connection that asks for it, which TCP then makes with itself: the proxy could not bind that port any more."""
+    """`OSError` if nothing listens there. If the port is also in the range of outgoing ports of this host, the kernel
+    may give it to the very connection that asks for it, which TCP then makes with itself: the proxy could not bind that
+    port any more."""
     with socket.create_connection((proxy.host, proxy.port), timeout=_SEND_WAIT / 1000) as asked:
         asked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves no trace of the port
         if asked.getsockname() == asked.getpeername():
@@ -135,7 +136,7 @@ def _check_listens(proxy: Proxy) -> None:
 
 
 def _own_host(proxy: Proxy) -> str:
-    """The address of this host by which the proxy is reached."""
+    """This host's address on the route to the proxy."""
     if envs.VLLM_HOST_IP:
         return str(envs.VLLM_HOST_IP)
     family, kind, protocol, _, address = socket.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_DGRAM)[0]

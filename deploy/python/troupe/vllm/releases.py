@@ -1,4 +1,4 @@
-"""Prompts that nobody here wants any more: the engines that computed them are told, again if they stand still."""
+"""Prompts that are no longer wanted here: tells the engines that computed them, again if they do not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Releases"]
 logger = init_logger(f"vllm.{__name__}")
 
 AGAIN = 1.0  # seconds
-SAID_FOR = 60.0  # seconds, longer than a cache is kept for somebody who has not asked
+SAID_FOR = 60.0  # seconds, longer than an unclaimed cache is kept
 MOST = 4096
 _NOT_HEARD = (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST, ErrorCode.DEADLINE, ErrorCode.OVERLOADED)
 
@@ -30,7 +30,7 @@ class _Release:
 
 
 class Releases:
-    """One operation for each. Without them a cache would be kept until its lease ends."""
+    """One operation for each prompt. Without it a cache would be kept until its lease ends."""
 
     def __init__(self) -> None:
         self._said: dict[Operation, _Release] = {}
@@ -40,7 +40,7 @@ class Releases:
         self._say(engine, _Release(source, time.monotonic() + SAID_FOR))
 
     def hear(self, event: Event) -> None:
-        """What came of an operation, which may be another's."""
+        """Handles an event, which may be of another's operation."""
         release = self._said.pop(event.operation, None)
         if release is None or not isinstance(event, Failed) or event.error.code not in _NOT_HEARD:
             return

@@ -32,29 +32,30 @@ __all__ = ["Scheduler", "Window"]
 
 logger = init_logger(f"vllm.{__name__}")
 
-TOLD = 4096  # ends that are remembered
+TOLD = 4096  # number of ends that are remembered
 
 _COMPLETE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-_CHILD = re.compile(r"[0-9]+_(.+)", re.DOTALL)  # of a request for several texts, as vLLM names it after its parent
+_CHILD = re.compile(r"[0-9]+_(.+)", re.DOTALL)  # vLLM's name for a child of a request for several texts
 
 
 @dataclass(frozen=True)
 class Window:
-    """Of a group of layers: the tokens that each token sees, itself included, and those of a block."""
+    """The window of a group of layers: the number of tokens that each token sees, itself included, and of tokens in a
+    block."""
 
     tokens: int
     block_size: int
 
 
 class Scheduler:
-    """Which requests send and which load, by vLLM's request ids.
+    """Tracks which requests send and which load, by vLLM's request ids.
 
     A prefill: asked for -> computed -> `_sending` until its blocks are unpinned; or one of `_pushes` from its first
-    blocks on, where a router that asks both engines at once has named its transfer. A decode: new -> `_loading` until
-    the load ended -> ordinary. What a decode request says of its source is used once (`_used`): after a failed load
-    vLLM asks again, and must hear that there is nothing.
+    blocks on, if a router that asks both engines at once has named its transfer. A decode: new -> `_loading` until the
+    load ended -> ordinary. A decode request's source is used once (`_used`): after a failed load vLLM asks again, and
+    must be told that there is nothing to load.
 
-    Of each event there is a second form, for the case that the first one raised: it knows less, and loses no request.
+    Each event has a second handler, for the case that the first one raised: it knows less, and loses no request.
     """
 
     def __init__(
@@ -68,64 +69,66 @@ class Scheduler:
         longest: int | None = None,
         loads: bool = True,
     ) -> None:
-        """`nodes`: of the engine's ranks. `windows`: of each group of layers that keeps only the last
-        tokens of a request.
-        `push_block_size`: tokens of a block of a cache that may move while it is computed; 0: none does. `longest`:
-        blocks of the longest request of an engine that writes texts, too. `loads`: it takes caches of others. vLLM
-        hands the blocks of a request that ended to the next one while a step may still write there, unless the engine
-        is a consumer: what is loaded into them would be overwritten."""
+        """`nodes`: of the engine's ranks. `windows`: of each group of layers that keeps only the last tokens of a
+        request. `push_block_size`: tokens of a block of a cache that may move while it is computed; 0: none does.
+        `longest`: blocks of the longest request of an engine that writes texts, too. `loads`: it takes caches from
+        others. vLLM hands the blocks of a request that ended to the next one while a step may still write there, unless
+        the engine is a consumer: what is loaded into them would be overwritten."""
         self._loads = loads
         self._nodes = nodes
         self._engine_id = engine_id
         self._ranks = ranks
-        self._lives: tuple[int, ...] = ()  # of the nodes, once the workers have said them
+        self._lives: tuple[int, ...] = ()  # of the nodes, once the workers have reported them
         self._address = ("", 0)  # of the first node, likewise
         self._windows = windows if any(windows) else ()
         self._sending: set[str] = set()
         self._loading: set[str] = set()
         self._used: set[str] = set()
-        self._told: dict[tuple[str, str], None] = {}  # ends of requests of ours, the last ones
+        self._told: dict[tuple[str, str], None] = {}  # the latest ends of our requests
         self._pushes = Pushes(push_block_size)
         self._sources = Sources()
         self._kept = Kept(longest)
-        # By parent, prompt and transfer: the child whose blocks are kept for all of them, and what each is answered.
+        # By parent, prompt and transfer: the child whose blocks are kept for all children, and the answer to each.
         self._shared: dict[tuple[str, str, str | None], tuple[str, dict[str, Any]]] = {}
         self._next = TroupeMetadata()
 
     def know(self, ranks: Sequence[object]) -> None:
-        """Who the workers are, in the order of their ranks. Under MultiConnector they may be another connector's."""
+        """Sets the workers' identities, in the order of their ranks. Under MultiConnector they may be another
+        connector's."""
         own = [rank for rank in ranks if isinstance(rank, RankIdentity)]
         if tuple(rank.node for rank in own) == self._nodes:
             self._lives = tuple(rank.incarnation for rank in own)
             self._address = (own[0].host, own[0].port)
 
     def bind_pool(self, pool: Any) -> None:
-        """vLLM's own, of blocks."""
+        """Sets vLLM's block pool."""
         self._pushes.bind(pool)
         self._kept.bind(pool)
 
     def frees_soon(self) -> bool:
-        """Blocks come free without a preemption: those of a prompt that was preempted, once nobody reads them."""
+        """Whether blocks of a preempted prompt become free, without another preemption, once they are no longer read.
+        """
         return self._pushes.frees_soon()
 
     def waits_for_pushes(self) -> bool:
-        """vLLM has to step on, though it may have no request for it: blocks are held of a prompt that was preempted."""
+        """Whether vLLM must go on stepping, even without requests, because blocks of a preempted prompt are held."""
         return self._pushes.waits()
 
     # -- before a step
 
     def arrived(self, request: Any) -> None:
-        """It may wait here for longer than a cache is kept for somebody who has not asked."""
+        """Holds the source of a new request, which may wait here for longer than an unclaimed cache is kept."""
         if not self._is_new_decode(request):
             return
-        with contextlib.suppress(BadParamsError):  # told when it would load
+        with contextlib.suppress(BadParamsError):  # reported when it would load
             source = _hand_off_of(request)
             self._sources.waits(source.transfer, request.request_id)
             self._next.holds.append(source)
 
     def matched_tokens(self, request: Any, computed: int) -> tuple[int | None, bool]:
-        """Tokens to load beyond those that are here, and whether that happens between steps. None: another request
-        loads them, whose end is waited for. Asked of who has nothing: what another connector loads for it is its own.
+        """Tokens to load beyond those that are here, and whether the load happens between steps. None: wait for another
+        request that loads them. Called for requests without blocks; what another connector loads does not concern this
+        one.
 
         The last token is computed again in any case, so a load of one token alone saves nothing.
         """
@@ -137,12 +140,12 @@ class Scheduler:
         with contextlib.suppress(BadParamsError):
             source = _hand_off_of(request)
             if self._sources.is_taken(source.transfer):
-                same = source.tokens in (None, request.num_prompt_tokens)  # else it is another one of a list
+                same = source.tokens in (None, request.num_prompt_tokens)  # otherwise another prompt of a list
                 return (None if same and self._sources.is_loading(source.transfer) else 0), False
         return missing, True
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[int]], external: int) -> None:
-        """The request has these blocks of each group, and `external` tokens of them are to be loaded."""
+        """Records that the request has these blocks of each group, of which `external` tokens are to be loaded."""
         if not self._is_new_decode(request):
             self._offer_early(request, blocks)
             return
@@ -163,7 +166,7 @@ class Scheduler:
             self._leave(request)
 
     def not_allocated(self, request: Any, external: int, why: Exception) -> None:
-        """vLLM still waits for a load, and hears that it has failed."""
+        """After `allocated` has raised: vLLM still waits for a load, and is told that it has failed."""
         name = request.request_id
         if external == 0 or any(receive.request_id == name for receive in self._next.receives):
             return
@@ -173,20 +176,21 @@ class Scheduler:
         self._next.receives.append(Receive(name, None, [], 0, 0, "", refused))
 
     def take_metadata(self, output: Any) -> TroupeMetadata:
-        """`output`: vLLM's, of the step that takes it."""
+        """`output`: vLLM's, of the step that takes the metadata."""
         self._pushes.step(output, self._next)
         taken, self._next = self._next, TroupeMetadata()
         taken.idle = output.total_num_scheduled_tokens == 0
         return taken
 
     def take_orders(self) -> TroupeMetadata:
-        """Without what the step computes: no prompt is pushed on, since some of its tokens would be left out."""
+        """Orders without the step's computation: pushes are not continued, since some of their tokens would be left
+        out."""
         self._pushes.lose_all(self._next)
         taken, self._next = self._next, TroupeMetadata()
         return taken
 
     def take_offers(self) -> TroupeMetadata:
-        """Of prompts that are computed, what no step has taken."""
+        """Offers of computed prompts that no step has taken."""
         own = self._next
         taken = TroupeMetadata(sends=own.sends, seals=own.seals, drops=own.drops)
         own.sends, own.seals, own.drops = [], [], []
@@ -195,7 +199,7 @@ class Scheduler:
     # -- after a step
 
     def settle(self, output: Any) -> None:
-        """Drops ends that are told twice, which vLLM would not survive. Others are of connectors beside this one."""
+        """Drops ends that are reported twice, which vLLM would not survive. Unknown ends belong to other connectors."""
         output.finished_sending = self._pushes.settle(set(output.finished_sending or ()))
         self._sources.ended(set(output.finished_recving or ()))
         for name, own in (("finished_sending", self._sending), ("finished_recving", self._loading)):
@@ -213,13 +217,14 @@ class Scheduler:
             self._kept.remove(request_id)
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended: whether its blocks stay taken until they are sent, and what the client is told."""
+        """Handles the end of a request: returns whether its blocks stay allocated until they are sent, and the answer
+        to the client."""
         new_decode = self._is_new_decode(request)
         self._used.discard(request.request_id)
         if request.request_id in self._loading:  # vLLM frees its blocks when the load has ended
             self._next.aborts.append(request.request_id)
             return False, None
-        if new_decode:  # it never came to its load
+        if new_decode:  # its load never began
             self._leave(request, releases=True)
             return False, None
         if not wants_decode_elsewhere(request.kv_transfer_params) or self._pushes.lost(request.request_id):
@@ -227,7 +232,7 @@ class Scheduler:
         return self._hand_off(request, blocks)
 
     def not_finished(self, request: Any) -> tuple[bool, None]:
-        """What was promised is kept; a cache that was not offered yet is not handed off."""
+        """After `finished` has raised: keeps what was promised; a cache that was not offered yet is not handed off."""
         name = request.request_id
         self._used.discard(name)
         if name in self._loading:
@@ -256,7 +261,7 @@ class Scheduler:
             self._next.pushes.append(push)
 
     def _hand_off(self, request: Any, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
-        """Of a prefill that has ended. Whoever waits for a transfer that will not come is told so."""
+        """Hands off a prefill that has ended, or reports that its transfer will not come."""
         name, tokens, digest = request.request_id, int(request.num_prompt_tokens), _digest_of(request)
         pushed, named = self._pushes.transfer_of(name), named_transfer(request.kv_transfer_params)
         complete = request.status in _COMPLETE and request.num_computed_tokens >= tokens
@@ -281,7 +286,7 @@ class Scheduler:
         params = hand_off.to_params(
             engine_id=self._engine_id, ranks=self._ranks, blocks=tables, address=self._address
         )
-        # Only now, since what is queued is promised: whatever raises above leaves nothing behind.
+        # Only now, since queued orders are promises: an exception above leaves nothing behind.
         if pushed is not None:
             self._pushes.end(name)
             self._next.seals.append(Seal(name, transfer, tokens, digest))
@@ -303,8 +308,8 @@ class Scheduler:
         return False, None
 
     def _are_held(self, blocks: Sequence[Sequence[int]], tokens: int) -> bool:
-        """Whether the windows of the last token of a prompt, which is computed again where the others are loaded, are
-        here: vLLM has left behind what only the window of that token needs, where a block ends with it."""
+        """Whether the windows of the last token of a prompt are here. That token is computed again after the others are
+        loaded; if a block ends with it, vLLM has freed what only its window needs."""
         for window, table in zip(self._windows, blocks, strict=False):
             if window is not None and tokens >= window.tokens:
                 first = (tokens - window.tokens) // window.block_size
@@ -313,8 +318,9 @@ class Scheduler:
         return True
 
     def _tokens_of(self, request: Any) -> int:
-        """So many of a prompt are loaded. With windows not the last one, which is computed again: vLLM allocates what
-        the token behind the loaded ones needs, and a step back by one would want a token that no window holds."""
+        """How many tokens of a prompt are loaded. With windows not the last one, which is computed again: vLLM
+        allocates what the token after the loaded ones needs, and a step back by one would need a token outside of all
+        windows."""
         return int(request.num_prompt_tokens) - (1 if self._windows else 0)
 
     def _is_new_decode(self, request: Any) -> bool:
@@ -332,7 +338,7 @@ class Scheduler:
         return source, ""
 
     def _take_nothing(self, request: Any) -> None:
-        """All of the prompt is here, or another request has loaded it."""
+        """Loads nothing: all of the prompt is here, or another request has loaded it."""
         try:
             source = _hand_off_of(request)
         except BadParamsError as why:
@@ -346,8 +352,8 @@ class Scheduler:
             self._next.unholds.append(source.transfer)  # it may have been held again for this request
 
     def _leave(self, request: Any, *, releases: bool = False) -> None:
-        """The request will not load its source. `releases`: if nobody here will, its prefill engine need not wait for
-        the lease."""
+        """Drops the source of a request. `releases`: if no request here will load it, tell its prefill engine, which
+        need not wait for the lease."""
         try:
             source = _hand_off_of(request)
         except BadParamsError as why:
@@ -360,7 +366,7 @@ class Scheduler:
             return
         if releases:
             self._next.releases.append(source)
-        else:  # another prompt's, whose own request may yet come
+        else:  # of another prompt, whose own request may still come
             self._next.unholds.append(source.transfer)
 
 
@@ -373,7 +379,7 @@ def _lists(blocks: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _digest_of(request: Any) -> str | None:
-    """None: the prompt has embeddings in place of token ids."""
+    """None if the prompt has embeddings in place of token ids."""
     if request.prompt_token_ids is None:
         return None
     adapter = request.lora_request.lora_name if request.lora_request is not None else ""

@@ -1,4 +1,4 @@
-"""What an engine's transfers took, for vLLM's log line and its Prometheus metrics."""
+"""Times of an engine's transfers, for vLLM's log line and its Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MEGA = 2**20
 
 
 class TransferStats(KVConnectorStats):  # type: ignore[misc]
-    """Loads of an interval, one entry of each list a load of one rank, and how many failed.
+    """Loads of an interval, with one entry per list for each load of one rank, and the number of failures.
 
-    `data` goes from the worker's process to that of the log in this form. All loggers are given the same one, so that
-    what is added up here is a copy.
+    `data` goes from the worker's process to that of the log in this form. All loggers get the same object, so sums are
+    made in a copy.
     """
 
     def __init__(self, data: Mapping[str, Any] | None = None) -> None:
@@ -29,12 +29,12 @@ class TransferStats(KVConnectorStats):  # type: ignore[misc]
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {
-            "seconds": [],  # that bytes moved
+            "seconds": [],  # from the first byte to the last
             "waited": [],  # seconds before
             "bytes": [],
             "segments": [],
             "failed": 0,
-            "expired": 0,  # prompts that nobody loaded in time
+            "expired": 0,  # prompts that were not loaded in time
         }
 
     def add_load(self, *, seconds: float, waited: float, size: int, segments: int) -> None:
@@ -72,7 +72,7 @@ class TransferStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class PrometheusMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """Those of NIXL's connector by NIXL's endings, so that a dashboard changes one word."""
+    """The metrics of NIXL's connector with NIXL's suffixes, so that a dashboard changes one word."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The worker's side: the one that has the engine, since it has the memory."""
+"""The worker's side, which has the memory and so the engine."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ logger = init_logger(f"vllm.{__name__}")
 
 _Order = TypeVar("_Order")
 
-IDLE_WAIT = 0.001  # seconds, of a step in which nothing is computed
+IDLE_WAIT = 0.001  # seconds to wait in a step that computes nothing
 PARK = 30.0  # seconds; the answer that sent a decode here comes a step before the send
-# Seconds that an offer lasts, and a load of a prompt that may still stand in the other engine's queue. Leases and the
-# supervisor end them sooner where somebody is gone.
+# Seconds that an offer lasts, and a load of a prompt that may still be queued at the other engine. Leases and the
+# supervisor end them sooner if a peer is gone.
 KEPT = 600.0
-EARLY_PARK = 120.0  # seconds, that it waits for the other engine to have begun the prompt
-# Bytes of layers of which the peer hears at once. On a GPU each time costs the thread that computes 0.3 ms (call,
-# event, what the engine launches meanwhile), as long as 15 MB take at 50 GB/s.
+EARLY_PARK = 120.0  # seconds that it waits for the other engine to begin the prompt
+# Bytes of layers that are reported to the peer together. On a GPU each report costs the computing thread 0.3 ms (call,
+# event, what the engine launches meanwhile), the time that 15 MB take at 50 GB/s.
 TOGETHER = 32 << 20
-RELEASED = 1024  # names of transfers that nobody takes, of those that have not begun
-REFUSED = 1024  # names of transfers that do not come, of those whose takers have not been told
+RELEASED = 1024  # bound on names of released transfers that have not begun
+REFUSED = 1024  # bound on names of transfers that will not come and whose takers have not been told
 
 
 @dataclass
 class Results:
-    """vLLM's request ids, as `KVConnectorTransferResults` has them. A load that failed stands in both of the last."""
+    """vLLM's request ids, as in `KVConnectorTransferResults`. A failed load is in both of the last fields."""
 
     sent: set[str] = field(default_factory=set)
     loaded: set[str] = field(default_factory=set)
@@ -54,8 +54,8 @@ class Results:
 
 @dataclass
 class _Transfer:
-    """One operation of the engine. `request_id`: whom its end is told of; nobody, where it is empty. `name`: of a send,
-    that others know it by. `source`: of a load. `unwanted`: its request has ended, so that its own end is no failure.
+    """One operation of the engine. `request_id`: the request to report its end by; empty: none. `name`: of a send, its
+    public name. `source`: of a load. `unwanted`: its request has ended, so its own end is not a failure.
     """
 
     request_id: str
@@ -70,10 +70,10 @@ class _Transfer:
 
 
 class Worker:
-    """Carries out what the scheduler's side says, and reports each request once, when its blocks are free again. Each
-    rank of an engine has one, and is told the same: it sends and loads its own share of a request.
+    """Carries out the scheduler side's orders, and reports each request once, when its blocks are free again. Each rank
+    of an engine has a worker, and all get the same orders: each sends and loads its own share of a request.
 
-    A prompt that is pushed is reported when its request has ended, too: every rank has to report it by the same name.
+    A pushed prompt is reported only after its request has ended, too: every rank has to report it by the same name.
     Blocks are free again at `Unpinned`, not at the outcome: until then a peer may still read or write them.
     """
 
@@ -83,15 +83,15 @@ class Worker:
         self._engine: Engine | None = None
         self._view: CacheView | None = None
         self._transfers: dict[Operation, _Transfer] = {}
-        # By transfer, those whose prompts are computed here. None: it has ended by itself.
+        # By transfer: sends whose prompts are being computed here. None: it has ended by itself.
         self._pushed: dict[str, Operation | None] = {}
-        self._step: list[tuple[Operation, int]] = []  # of them what is computed now, up to which token
-        self._together = 1  # layers of this step of which the peer hears at once
-        self._computed = 0, 0  # those of which it has not heard yet, from the first to behind the last
-        self._released: dict[str, None] = {}  # transfers that may not have begun yet, and that nobody takes
-        self._refused: dict[str, str] = {}  # transfers that do not come, and why, until their takers are told
-        self._event: Any = None  # of the GPU's stream that computes
-        self._holds = Holds()  # of the first rank
+        self._step: list[tuple[Operation, int]] = []  # of those: what this step computes, up to which token
+        self._together = 1  # layers of this step that are reported together
+        self._computed = 0, 0  # layers not reported yet, as a range
+        self._released: dict[str, None] = {}  # released transfers that may not have begun yet
+        self._refused: dict[str, str] = {}  # transfers that will not come, and why, until their takers are told
+        self._event: Any = None  # of the GPU's computing stream
+        self._holds = Holds()  # only used by the first rank
         self._releases = Releases()
         self._results = Results()
         self._stats = TransferStats()
@@ -111,7 +111,7 @@ class Worker:
         )
 
     def identity(self) -> RankIdentity | None:
-        """None: the cache was never registered."""
+        """None if the cache was never registered."""
         if self._engine is None:
             return None
         own = self._engine.identity()
@@ -132,13 +132,15 @@ class Worker:
             self._together = self._view.layers_in(TOGETHER, sum(chunk.tokens for chunk in step.chunks))
 
     def offer(self, ends: TroupeMetadata) -> None:
-        """Of prompts that are computed the caches, each to whoever asks for it; of those that will not be, the word."""
+        """Offers the caches of computed prompts to peers that ask for them, and reports prompts that will not be
+        computed."""
         _each(self._send, ends.sends, self._not_sent)
         _each(self._seal, ends.seals, self._not_ended)
         _each(self._drop, ends.drops, self._not_ended)
 
     def layer_computed(self, name: str, cache: Any) -> None:
-        """vLLM's layer is written as far as this step goes: on a GPU when its stream comes to this point."""
+        """Records that vLLM's layer is written as far as this step goes: on a GPU, once its stream reaches this point.
+        """
         assert self._view is not None
         layer = self._view.order.get(name)
         if layer is None or not self._step:
@@ -152,7 +154,8 @@ class Worker:
             self._say_computed(cache.device)
 
     def results(self, *, idle: bool) -> Results:
-        """What ended since the last call. `idle`: nothing else is to be done, wait a little for the first event."""
+        """Requests that ended since the last call. `idle`: nothing else is to be done, so wait a little for the first
+        event."""
         wait = idle and not (self._results.sent or self._results.loaded)
         engine = self._started()
         _each(self._holds.ask_again, (engine,))
@@ -166,14 +169,15 @@ class Worker:
         return taken
 
     def take_stats(self) -> TransferStats | None:
-        """Of what ended since the last call; none, which costs no message to the scheduler, if nothing did."""
+        """Statistics of the loads that ended since the last call; None, which saves a message to the scheduler, if
+        there were none."""
         if self._stats.is_empty():
             return None
         taken, self._stats = self._stats, TransferStats()
         return taken
 
     def stop(self) -> None:
-        """Leaves the cluster. Again: nothing."""
+        """Leaves the cluster. A second call does nothing."""
         if self._engine is not None:
             self._engine.stop()
 
@@ -184,7 +188,7 @@ class Worker:
             self._answer(event)
             return
         transfer = self._transfers.get(event.operation)
-        if transfer is None:  # a hold or a release
+        if transfer is None:  # of a hold or a release
             self._holds.hear(event)
             self._releases.hear(event)
         elif isinstance(event, Failed):
@@ -192,7 +196,7 @@ class Worker:
             if transfer.sends and event.error.code in (ErrorCode.DEADLINE, ErrorCode.LEASE_EXPIRED):
                 self._stats.add_expired_send()
             if event.error.code == ErrorCode.LAYOUT_MISMATCH:
-                transfer.source = None  # another prompt's, which goes on
+                transfer.source = None  # another prompt's source, which stays
         elif isinstance(event, Done):
             transfer.bytes_moved = event.bytes_moved
             if not transfer.sends:
@@ -203,7 +207,8 @@ class Worker:
             self._unpinned(event.operation)
 
     def _reason_of(self, error: TroupeError) -> str:
-        """Who has no supervisor waits for it as long as a load may take, and knows of no other engine."""
+        """The sentence of a failure. An engine without a supervisor knows no other engine, and its loads wait until
+        their deadline: then the sentence says so."""
         if error.code == ErrorCode.DEADLINE and not self._started().report()["supervisor_reachable"]:
             return f"{error}; this engine's supervisor has not been reached: start it, or mend where it is looked for"
         return str(error)
@@ -222,7 +227,7 @@ class Worker:
         self._holds.end(self._started(), transfer)
 
     def _release_once(self, source: HandOff) -> None:
-        """For all ranks."""
+        """Releases a source, once for all ranks."""
         if self._rank == 0 or self._is_own(source):
             self._release(source)
 
@@ -267,8 +272,8 @@ class Worker:
         self._is_released(operation)
 
     def _chunk(self, chunk: Chunk) -> None:
-        """Of what came out of vLLM's prefix cache nothing is said here: another request may be computing it in this
-        step, or in the one before, which a GPU is still at. A layer of this step is behind all of that."""
+        """Tokens from vLLM's prefix cache are not reported here: another request may be computing them in this step, or
+        in the one before, which a GPU may still execute. A layer of this step comes after all of that."""
         assert self._view is not None
         operation = self._pushed.get(chunk.transfer)
         if operation is None:
@@ -304,7 +309,7 @@ class Worker:
             self._give_up_push(operation, error)
 
     def _drop(self, drop: Drop) -> None:
-        """Whoever waits for it hears that it does not come."""
+        """Drops a push and tells its takers."""
         why = "its prompt was not computed to the end"
         if drop.transfer not in self._pushed:
             self._refuse(drop.transfer, why)
@@ -315,14 +320,15 @@ class Worker:
             self._give_up(operation, why)
 
     def _refuse(self, name: str, why: str) -> None:
-        """Whoever waits for a transfer, or asks for it later, hears why it does not come."""
+        """Tells the takers of a transfer, present and later ones, why it does not come."""
         self._refused[name] = why
         if len(self._refused) > REFUSED:
             del self._refused[next(iter(self._refused))]
         self._tell_refused([name])
 
     def _tell_refused(self, names: Sequence[str]) -> None:
-        """By sends of nothing that are given up. A node that is overloaded has room for them when others have ended."""
+        """Tells takers by empty sends that are aborted. An overloaded node has room for them when other operations have
+        ended."""
         assert self._view is not None
         for name in names:
             why = self._refused.pop(name)
@@ -332,14 +338,14 @@ class Worker:
                 if error.code == ErrorCode.OVERLOADED:
                     self._refused[name] = why
                     return
-                if error.code != ErrorCode.ALREADY_EXISTS:  # of another request, which goes on
+                if error.code != ErrorCode.ALREADY_EXISTS:  # another request's send, which goes on
                     logger.warning("%s: nobody is told that it does not come: %s", name, error)
                 continue
             self._transfers[operation] = _Transfer("", True, 0, time.monotonic(), name, unwanted=True)
             self._give_up(operation, why)
 
     def _report_by(self, name: str, transfer: str) -> Operation | None:
-        """Its end is reported by this name. None: it has ended already, and is reported now."""
+        """Sets the name to report its end by. None: it has ended already, and is reported now."""
         operation = self._pushed.pop(transfer, None)
         if operation is None:
             self._results.sent.add(name)
@@ -348,10 +354,10 @@ class Worker:
         return operation
 
     def _answer(self, call: Call) -> None:
-        """A router has lost its client. Who computes for nobody hears it by the broken connection, but perhaps when it
-        has just computed; and it may be told here before the step that offers."""
+        """Answers a router that has lost its client. vLLM learns of that from the broken connection, but perhaps only
+        when it has just computed the prompt; and the router's call may come before the step that offers the cache."""
         name = call.payload.decode(errors="replace")
-        with contextlib.suppress(TroupeError):  # the router waits no longer
+        with contextlib.suppress(TroupeError):  # the router no longer waits
             if call.method != RELEASE:
                 call.fail(TroupeError(ErrorCode.NOT_FOUND, f"an engine of vLLM has no {call.method!r}"))
                 return
@@ -368,7 +374,7 @@ class Worker:
             del self._released[next(iter(self._released))]
 
     def _is_released(self, operation: Operation) -> bool:
-        """Gives up an offer that nobody takes."""
+        """Gives up a released offer; returns whether it was one."""
         transfer = self._transfers[operation]
         if transfer.name not in self._released:
             return False
@@ -385,11 +391,11 @@ class Worker:
         self._give_up(operation, "nobody takes it")
 
     def _give_up_push(self, operation: Operation, why: TroupeError) -> None:
-        if why.code != ErrorCode.NOT_FOUND:  # else it has ended by itself, and is told
+        if why.code != ErrorCode.NOT_FOUND:  # otherwise it has ended by itself, which is reported
             self._give_up(operation, f"it cannot be pushed: {why}")
 
     def _recorded(self, device: Any) -> int:
-        """An event of what the GPU has been given so far. It is free again when it was told."""
+        """Records an event after the GPU's work so far. It may be reused once it was reported."""
         if self._event is None:
             self._event = torch.cuda.Event()
         self._event.record(torch.cuda.current_stream(device))
@@ -437,7 +443,7 @@ class Worker:
         return self._place.nodes[self._rank] in source.nodes
 
     def _is_loading(self, source: HandOff) -> bool:
-        """Whether another request here loads the same."""
+        """Whether another request here loads the same source."""
         return any(
             one.source is not None and one.source.transfer == source.transfer for one in self._transfers.values()
         )
@@ -456,7 +462,7 @@ class Worker:
                 logger.warning("%s cannot be aborted: %s", self._transfers[operation].request_id, error)
 
     def _end(self, transfer: _Transfer) -> None:
-        """First what vLLM waits for, whatever becomes of the rest."""
+        """Ends a transfer: first what vLLM waits for, even if the rest fails."""
         if transfer.sends and transfer.request_id:
             self._results.sent.add(transfer.request_id)
         if not transfer.sends:
@@ -488,7 +494,7 @@ class Worker:
             if not transfer.unwanted:
                 self._stats.add_failed_load()
             if transfer.source is not None and not self._is_loading(transfer.source):
-                self._release(transfer.source)  # nobody here asks for it again
+                self._release(transfer.source)  # no request here asks for it again
 
     # -- an order or an event that raised: its request ends, and no load counts as one that may have failed
 
@@ -530,7 +536,7 @@ class Worker:
 
 
 def _nothing(_: object, __: Exception) -> None:
-    """Nobody waits for it."""
+    """No request waits for it."""
 
 
 def _each(
@@ -538,7 +544,7 @@ def _each(
     orders: Sequence[_Order],
     otherwise: Callable[[_Order, Exception], None] = _nothing,
 ) -> None:
-    """Whatever becomes of one, the others are carried out."""
+    """Carries out each order, even if others raise."""
     for order in orders:
         try:
             carry_out(order)
@@ -550,8 +556,8 @@ def _each(
 
 @contextlib.contextmanager
 def _on_every_core() -> Iterator[None]:
-    """vLLM binds this thread to the cores that it computes on, and threads that start here are bound as it is. Those of
-    the engine belong where the process that started this one may run."""
+    """vLLM binds this thread to its computing cores, and new threads inherit that. The engine's threads should run on
+    all cores of the parent process."""
     own = os.sched_getaffinity(0)
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
