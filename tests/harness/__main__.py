@@ -1,4 +1,5 @@
-"""What tests/run starts, once python3 is there: reads the command line and runs what it asks for."""
+"""The program behind tests/run, once python3 is installed: reads the command line and runs the parts that it names.
+"""
 import argparse
 import os
 import subprocess
@@ -12,7 +13,7 @@ from steady import steady
 
 
 def commit_seed():
-    """Never of the clock: a commit that passes today passes tomorrow."""
+    """Never depends on the clock: a commit that passes today passes tomorrow."""
     try:
         run = subprocess.run(["git", "rev-parse", "--verify", "--quiet", "HEAD"], cwd=ROOT, capture_output=True,
                              text=True, check=False)
@@ -25,7 +26,7 @@ def prepare_environment():
     seed = os.environ.setdefault("TROUPE_COMMIT_SEED", commit_seed())
     os.environ.setdefault("RC_PARAMS", f"seed={seed}")
     os.environ.setdefault("TROUPE_FUZZ_SECONDS", "60")
-    # The same sources in another checkout are the same to ccache.
+    # ccache then treats the same sources in another checkout as equal.
     os.environ["CCACHE_BASEDIR"] = str(ROOT)
     os.environ["CCACHE_NOHASHDIR"] = "true"
 
@@ -36,7 +37,7 @@ def install(parts):
 
 
 def explore(words):
-    """Simulated clusters with many seeds, or one of them cut down."""
+    """Runs simulated clusters with many seeds, or minimises one seed."""
     if not install(["simulation"]):
         return 2
     build = Build("release")

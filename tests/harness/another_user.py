@@ -1,5 +1,5 @@
-"""Another user of this machine, who has a clone and a build of its own at the same path: nothing is shared but what all
-users share, such as ports, /tmp and /dev/shm."""
+"""Another user of this machine, with a clone and a build of its own at the same path. Nothing is shared except what
+all users share, such as ports, /tmp and /dev/shm."""
 import contextlib
 import pathlib
 import pwd
@@ -10,24 +10,24 @@ import tempfile
 
 from build import ROOT
 
-# Reached by every user: the folders above it, and it.
+# The mode bit that lets every user enter a folder. The clone and all folders above it need it.
 OPEN = stat.S_IXOTH
 FIRST_USER = 61_000
 
 
 def unused_user():
-    """The number of a user and a group that nobody has."""
+    """An unused number for a user and a group."""
     taken = {entry.pw_uid for entry in pwd.getpwall()} | {entry.pw_gid for entry in pwd.getpwall()}
     return next(number for number in range(FIRST_USER, 65_000) if number not in taken)
 
 
 def closed_ancestor(path):
-    """The topmost folder above `path` that not everybody may pass; None if there is none."""
+    """The topmost folder above `path` that some users may not enter; None if there is none."""
     return next((above for above in reversed(path.parents) if not above.stat().st_mode & OPEN), None)
 
 
 def copy_clone(to, build):
-    """All but .git and other builds."""
+    """Copies everything except .git and other builds."""
     to.mkdir()
     sources = [str(entry) for entry in ROOT.iterdir() if entry.name not in (".git", "build")]
     subprocess.run(["cp", "-a", "--reflink=auto", *sources, str(to)], check=True)
@@ -38,8 +38,9 @@ def copy_clone(to, build):
 
 @contextlib.contextmanager
 def as_another_user(build):
-    """The words that start a program as that user, its environment, and where its build is found from here. Root only.
-    In a mount namespace its clone lies over this one, since a build holds the path that it was made at."""
+    """Yields the command prefix that starts a program as that user, its environment, and the folder of its build as
+    seen from here. Root only. In a mount namespace the clone is mounted over this one, since a build records the
+    path that it was made at."""
     user = unused_user()
     (ROOT / "build").mkdir(exist_ok=True)
     place = pathlib.Path(tempfile.mkdtemp(prefix="another_user-", dir=ROOT / "build"))
@@ -49,7 +50,7 @@ def as_another_user(build):
         (clone / "home").mkdir()
         subprocess.run(["chown", "-R", "--no-dereference", f"{user}:{user}", str(place)], check=True)
         closed = closed_ancestor(ROOT)
-        # The user's clone is the working folder meanwhile: its path may be covered.
+        # The user's clone is the working folder meanwhile, since its path may be covered.
         cover = f"mount -t tmpfs -o mode=755 tmpfs '{closed}' && mkdir -p '{ROOT}' && " if closed else ""
         script = (f"cd '{clone}' && {cover}mount --no-canonicalize --bind . '{ROOT}' && cd '{ROOT}' && "
                   f'exec setpriv --reuid {user} --regid {user} --clear-groups "$@"')

@@ -1,5 +1,5 @@
-"""`tests/run anywhere`: the tests of the first three parts where something of the machine is missing. Each of them passes
-there, or is skipped with a sentence that says what is missing."""
+"""`tests/run anywhere`: runs the tests of the first three parts on a machine that lacks something. Each test must
+pass there, or be skipped with a sentence that says what is missing."""
 import argparse
 import collections
 import os
@@ -16,13 +16,13 @@ from parts import PARTS, TEST_JOBS, judge, say
 
 LABELS = ("unit", "integration", "faults")
 TOOLS = "tests/harness"
-# So many characters say what is missing, at least.
+# The minimum length of a sentence that says what is missing.
 SHORTEST_SENTENCE = 8
 CHAOS_SECONDS = "30"
 
 
 def sentence(output):
-    """What a skipped test says is missing; empty: nothing."""
+    """What a skipped test says is missing; empty if it says nothing."""
     of_googletest = re.search(r": Skipped\n(.*?)\n*(?=\[  SKIPPED \]|\S+:\d+: |\Z)", output, re.DOTALL)
     said = of_googletest.group(1) if of_googletest else (output.strip().splitlines() or [""])[-1]
     said = " ".join(said.split())
@@ -30,7 +30,7 @@ def sentence(output):
 
 
 class Skipped:
-    """What was skipped, by restriction and sentence."""
+    """The skipped tests, by restriction and sentence."""
 
     def __init__(self):
         self._names = collections.defaultdict(lambda: collections.defaultdict(list))
@@ -46,7 +46,7 @@ class Skipped:
 
 
 class Anywhere:
-    """Runs the tests of one build under one restriction after the other."""
+    """Runs the tests of one build under one restriction after another."""
 
     def __init__(self, tally, skipped, folder=None, tools=None, labels=LABELS, only="."):
         self._tally = tally
@@ -131,7 +131,7 @@ def anywhere(words, install):
     if refuse_unknown(asked.names):
         return 2
     names = list(dict.fromkeys(asked.names)) or list(restrictions.KNOWN)
-    tally = Tally(UNSTEADY_ALLOWED * len(names))  # each is a run of the tests
+    tally = Tally(UNSTEADY_ALLOWED * len(names))  # each restriction is a run of all the tests
     skipped = Skipped()
     only = "|".join(f"({one})" for one in asked.only or (".",))
     if under := [name for name in names if name in restrictions.KNOWN]:

@@ -1,4 +1,4 @@
-"""`tests/run anywhere` on planted tests. The argument is the folder of the programs that make restrictions."""
+"""Tests `tests/run anywhere` on planted tests. The argument is the folder of the programs that make restrictions."""
 import contextlib
 import io
 import os
@@ -19,7 +19,7 @@ MAKES_SOCKET = "python3 -c 'import socket; socket.socket(socket.AF_INET6)'"
 
 class AnywhereTest(unittest.TestCase):
     def run_planted(self, name, **commands):
-        """What a run says at its end, and whether it passed."""
+        """What a run prints at its end, and whether it passed."""
         (ROOT / "build").mkdir(exist_ok=True)
         tally, skipped, out = Tally(), Skipped(), io.StringIO()
         with tempfile.TemporaryDirectory(prefix="planted-", dir=ROOT / "build") as place:
@@ -60,7 +60,7 @@ class AnywhereTest(unittest.TestCase):
 
     @unittest.skipUnless(os.getuid() == 0, "only root can be another user")
     def test_another_user_runs_beside_its_own_user(self):
-        # Each waits for what the other one leaves where all users may: neither ends unless both run.
+        # Each run waits for a file of the other in a folder open to all users: neither ends unless both run.
         with tempfile.TemporaryDirectory() as shared:
             os.chmod(shared, 0o777)
             text, passed = self.run_planted("another_user", meets=(

@@ -1,4 +1,4 @@
-"""One build of the project (a preset of CMakePresets.json): made, and its tests run by ctest."""
+"""One build of the project (a preset of CMakePresets.json): builds it and runs its tests with ctest."""
 import json
 import os
 import pathlib
@@ -13,16 +13,16 @@ import time
 from outcomes import Outcome, read_report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-GIVES_WAY = ("nice", "-n", "19")  # to tests that run meanwhile
+GIVES_WAY = ("nice", "-n", "19")  # gives way to tests that run meanwhile
 JOBS = int(os.environ.get("TROUPE_JOBS") or 0) or os.cpu_count()
-# A test that has no limit of its own is ended after so many seconds.
+# Seconds after which a test without a limit of its own is killed.
 LIMIT = 600
-# A pattern that no name matches.
+# A pattern that matches no name.
 NOTHING = "^$"
 
 
 class Broken(Exception):
-    """A step that could not be taken: `title` says which, `output` what was printed."""
+    """A step that failed: `title` names it, `output` is what it printed."""
 
     def __init__(self, title, output=""):
         super().__init__(title)
@@ -31,8 +31,8 @@ class Broken(Exception):
 
 
 def fixed_addresses():
-    """The words that start a program without scattered addresses, where the kernel lets us: the thread
-    sanitizer of g++ 12 cannot start where addresses are scattered widely."""
+    """The command prefix that starts a program without address space randomisation, where the kernel permits it:
+    the thread sanitizer of g++ 12 cannot start when addresses are randomised widely."""
     words = ["setarch", os.uname().machine, "-R"]
     try:
         allowed = subprocess.run(words + ["true"], capture_output=True, check=False).returncode == 0
@@ -42,12 +42,12 @@ def fixed_addresses():
 
 
 def labels_of(test):
-    """Of a test as ctest lists it."""
+    """The labels of a test, as ctest lists it."""
     return next((entry["value"] for entry in test.get("properties", ()) if entry["name"] == "LABELS"), [])
 
 
 def user(number):
-    """A user's name, or its number where it has none."""
+    """A user's name, or its number if it has no name."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -55,7 +55,7 @@ def user(number):
 
 
 def foreign(folder):
-    """Why this user cannot build in a folder: another one did, or has the clone. None: it can."""
+    """Why this user cannot build in a folder: another user built there, or owns the clone. None if it can."""
     if folder.exists():
         paths = [folder, *(folder / name for name in ("CMakeCache.txt", "build.ninja", ".ninja_log"))]
         advice = f"sudo rm -rf {folder}, or build in a clone of your own"
@@ -69,10 +69,10 @@ def foreign(folder):
 
 
 class Build:
-    """Threads may build one and test another at once; each of both happens one at a time for one build.
+    """Threads may build one build and test another at once; for one build, each happens one at a time.
 
-    `place` is where its tests run, if not plainly on this machine: the words that start a program there, what its
-    environment has besides, and where the folder of the build is then found from here."""
+    `place` is where its tests run, if not plainly on this machine: the command prefix that starts a program there,
+    additional environment variables, and the folder of the build as seen from here."""
 
     def __init__(self, preset, folder=None, title=None, place=None):
         self.preset = preset
@@ -85,7 +85,7 @@ class Build:
         self._lock = threading.Lock()
 
     def make(self, targets):
-        """Configures and builds; raises Broken with what was printed. Tests that run meanwhile go first."""
+        """Configures and builds; raises Broken with the output. Tests that run meanwhile have priority."""
         if reason := foreign(self.folder):
             raise Broken(reason)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,8 @@ class Build:
                 raise Broken(title, said)
 
     def _follow(self, words, *, seconds_between_lines=0, shown=True, environment=None):
-        """Runs a command and shows its output, or a line of it now and then: what it said, and its exit status."""
+        """Runs a command and shows its output, or a line of it now and then. Returns the output and the exit
+        status."""
         said = []
         last = time.monotonic()
         with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -114,9 +115,9 @@ class Build:
         return [*self.prefix, "ctest", "--test-dir", str(folder or self.folder), *words]
 
     def _shuffled(self, seed, names):
-        """A folder where ctest finds the same tests in an order of the seed's: what costs most begins first."""
+        """A folder where ctest finds the same tests in an order derived from the seed: the costliest begin first."""
         folder = self.folder / "shuffled"
-        shutil.rmtree(folder, ignore_errors=True)  # what took long or failed there would go first
+        shutil.rmtree(folder, ignore_errors=True)  # otherwise slow and failed tests would go first
         folder.mkdir()
         order = sorted(names, reverse=True)
         random.Random(seed).shuffle(order)
@@ -125,7 +126,7 @@ class Build:
         return folder
 
     def tests(self, labels, only="."):
-        """The tests that carry one of the labels and match `only`: the labels of each, by name."""
+        """The tests that carry one of the labels and match `only`, as a map from name to labels."""
         words = self._ctest("--show-only=json-v1", "-L", f"^({'|'.join(labels)})$", "-R", only)
         run = subprocess.run(words, capture_output=True, text=True, check=False,
                              env={**os.environ, **self._environment})
@@ -135,8 +136,8 @@ class Build:
             raise Broken(f"ctest could not list the tests of {self.title}", run.stdout + run.stderr) from None
 
     def run(self, labels, parallel, only=".", *, but=NOTHING, seed=None, quiet=False, environment=None):
-        """Runs tests and gives their outcomes; raises Broken if there are none, or ctest could not run. With a seed, and
-        more than one at a time, they begin in an order of the seed's."""
+        """Runs tests and returns their outcomes; raises Broken if there are none, or ctest could not run. With a
+        seed, and more than one test at a time, they begin in an order derived from the seed."""
         with self._lock:
             self._reports += 1
             report = self.folder / f"report-{self._reports}.xml"
@@ -154,7 +155,7 @@ class Build:
         return outcomes
 
     def run_again(self, outcome, times):
-        """Runs one test by itself until it fails, at most so many times; the outcomes."""
+        """Runs one test alone until it fails, at most that many times. Returns the outcomes."""
         outcomes = []
         for _ in range(times):
             outcomes += self.run([".*"], 1, f"^{re.escape(outcome.name)}($|  # GetParam)", quiet=True)

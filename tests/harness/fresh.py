@@ -1,5 +1,5 @@
-"""A fresh Debian 12 in a folder, and in it a clean clone, where the two commands of README.md are run as they stand there:
-by root, or by a user who may use sudo. Only root can make one, with debootstrap and a network."""
+"""A fresh Debian 12 in a folder, with a clean clone, in which the two commands of README.md are run exactly as
+written there: by root, or by a user who may use sudo. Only root can make one, with debootstrap and a network."""
 import contextlib
 import os
 import pathlib
@@ -15,11 +15,11 @@ from parts import say
 
 KNOWN = {"fresh_root": "root", "fresh_user": "troupe"}
 CLONE = "home/troupe/clone"
-# The command, and what it says at its end if all is well.
+# The command, and its last output if all is well.
 STEPS = {"quickstart": ("deploy/quickstart", r"^identical: yes$"),
          "tests": ("tests/run", r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?")}
 SHM_MIB = 2048
-# A machine of its own but for the kernel: what is started there ends with the first process.
+# A machine of its own except for the kernel: processes started there end with the first process.
 ENTER = f"""set -e
 mount --bind "$1" "$1"
 mount -t proc proc "$1/proc"
@@ -41,7 +41,7 @@ def must(title, *words):
 
 
 def missing():
-    """Why no fresh Debian can be made here; None: it can."""
+    """Why no fresh Debian can be made here; None if it can."""
     if os.getuid() != 0:
         return "only root can make a fresh Debian 12"
     for command, package in (("debootstrap", "debootstrap"), ("git", "git"), ("unshare", "util-linux")):
@@ -53,7 +53,7 @@ def missing():
 
 
 def archives():
-    """Where this machine's apt finds Debian: the address of the archive by its suite."""
+    """Where this machine's apt finds Debian: the archive's address for each suite."""
     said = must("asking apt for its archives", "apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)",
                 "Created-By: Packages", "Component: main")
     found = {suite: address for address, suite in (line.split() for line in said.splitlines())}
@@ -63,7 +63,7 @@ def archives():
 
 
 def make(root, user):
-    """Debian's smallest set and git; the user, if it is not root, may use sudo without a word."""
+    """Debian's smallest set and git. The user, if not root, may use sudo without a password."""
     say("debootstrap")
     known = archives()
     packages = "git,ca-certificates" + (",sudo" if user != "root" else "")
@@ -79,7 +79,8 @@ def make(root, user):
 
 
 def shared_cache():
-    """The folder of this user's ccache, whose objects serve there too since the compiler is the same; empty: none."""
+    """This user's ccache folder, whose objects are valid there too, since the compiler is the same; empty if there
+    is none."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         folder = subprocess.run(["ccache", "--get-config", "cache_dir"], capture_output=True, text=True,
                                 check=True).stdout.strip()
@@ -88,7 +89,7 @@ def shared_cache():
 
 
 def enter(root, user, command):
-    """Runs a command in the clone there, showing what it says: that, and its exit status."""
+    """Runs a command in the clone there and shows its output. Returns the output and the exit status."""
     cache = shared_cache()
     variables = "CCACHE_DIR=/ccache CCACHE_READONLY=1 CCACHE_TEMPDIR=/tmp/ccache" if cache else "TERM=dumb"
     script = ENTER.replace('"$5"', shlex.join(variables.split()))
@@ -121,7 +122,7 @@ def count(tally, name, step, said, status):
 
 
 def run(name, tally, only="."):
-    """The steps that match `only`, one after the other as on one machine."""
+    """Runs the steps that match `only`, one after another as on one machine."""
     say(name)
     if reason := missing():
         print(f"{name}: skipped: {reason}", flush=True)

@@ -1,4 +1,5 @@
-"""What the harness says of tests that fail now and then, always, or with a sanitizer's report: tried on planted ones."""
+"""Checks what the harness reports for tests that fail now and then, always, or with a sanitizer's report, using
+planted tests."""
 import contextlib
 import io
 import os
@@ -18,12 +19,12 @@ from planted import plant
 
 PASSES = "echo all is well"
 FAILS = "echo this never works; exit 1"
-# Whoever runs it a second time finds what the first run left.
+# A second run finds the file that the first run left.
 FAILS_ONCE = "test -e here && exit 0; touch here; echo not yet; exit 1"
 FAILS_TWICE = "test -e here2 && exit 0; test -e here1 && touch here2; touch here1; exit 1"
 RACES_ONCE = "test -e raced && exit 0; touch raced; echo 'WARNING: ThreadSanitizer: data race'; exit 1"
 LEAKS_ONCE = "test -e leaked && exit 0; touch leaked; echo 'ERROR: LeakSanitizer: detected memory leaks'; exit 1"
-# It takes a core for granted: a quiet machine gives it one.
+# Fails unless it gets a core to itself, which a quiet machine gives it.
 HASTY = (sys.executable + " -c \"import sys, time; start = time.monotonic(); "
          "[None for _ in iter(lambda: time.process_time() < 0.4, False)]; "
          "sys.exit(time.monotonic() - start > 0.5)\"")
@@ -45,7 +46,7 @@ class Harness(unittest.TestCase):
         return Build("planted", self.folder)
 
     def told(self, **commands):
-        """What a run says at its end, and whether it passed."""
+        """What a run prints at its end, and whether it passed."""
         build = self.build(**commands)
         tally = Tally()
         out = io.StringIO()
@@ -85,7 +86,7 @@ class Harness(unittest.TestCase):
                 asan_began.set()
             if "engines" in batch.parts:
                 asan_began.wait()
-                time.sleep(0.2)  # those who do not wait for it come first
+                time.sleep(0.2)  # threads that do not wait for it come first
             order.append((batch.preset, min(batch.parts)))
 
         with unittest.mock.patch.multiple(run, _batches=planned, _test=tested, _usable=set(presets),
@@ -95,7 +96,7 @@ class Harness(unittest.TestCase):
                                  ("tsan", "sanitizers"), ("release", "verbs"), ("fuzz", "fuzz")])
 
     def checked(self, words):
-        """What a run says of a check, and whether it passed."""
+        """What a run prints for a check, and whether it passed."""
         tally = Tally()
         with contextlib.redirect_stdout(io.StringIO()) as out:
             Run((), tally).check("lint", Check("planted", ("sh", "-c", words)))

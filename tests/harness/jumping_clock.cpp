@@ -1,6 +1,6 @@
-// A wall clock that jumps back and forth for every program that it is preloaded into (LD_PRELOAD). The machine's own
-// clock stays as it is: everything else that runs there would suffer. All processes see the same jumps. The steady
-// clock is left alone, as the kernel leaves it alone.
+// A wall clock that jumps back and forth, for every program that it is preloaded into (LD_PRELOAD).
+// The machine's own clock stays unchanged, since everything else running there would suffer. All
+// processes see the same jumps. The steady clock is left alone, as the kernel does.
 
 #include <array>
 #include <cerrno>
@@ -19,12 +19,12 @@ namespace {
 constexpr std::int64_t second = 1'000'000'000;
 /// The clock jumps every two seconds.
 constexpr std::int64_t between_jumps = 2 * second;
-/// Where it stands, in seconds from what is right: further than any test waits, and less apart than
-/// the five minutes by which a certificate is good before it is made.
+/// The offsets from the right time, in seconds: larger than any wait of a test, and with smaller
+/// differences than the five minutes by which a certificate is valid before it is made.
 constexpr std::array<std::int64_t, 6> jumps{0, 120, -45, 0, -110, 90};
-/// How long a wait for a point of wall time goes on before it looks at the clock again.
+/// How long a wait for a wall time lasts before it looks at the clock again.
 constexpr std::int64_t longest_wait = second / 10;
-/// Earlier than this is no wall time: it is one of the steady clock.
+/// An earlier time is not a wall time, but one of the steady clock.
 constexpr std::int64_t first_wall_time = 1'000'000'000 * second;
 
 std::int64_t count_of(const timespec& time) {
@@ -43,7 +43,7 @@ std::int64_t kernel_time(clockid_t clock) {
 
 std::int64_t offset() {
   const auto number = kernel_time(CLOCK_MONOTONIC) / between_jumps;
-  // Never back to quite the same: who compares two looks must see it.
+  // Never returns to exactly the same time, so that two readings always differ.
   return jumps[static_cast<std::size_t>(number) % jumps.size()] * second +
          number % 200 * second / 10;
 }
@@ -52,15 +52,15 @@ std::int64_t wall_time() {
   return kernel_time(CLOCK_REALTIME) + offset();
 }
 
-/// The function that this one stands before.
+/// The function that this one replaces.
 template <class Function>
 Function* next(const char* name, const char* version = nullptr) {
   void* found = version == nullptr ? nullptr : ::dlvsym(RTLD_NEXT, name, version);
   return reinterpret_cast<Function*>(found != nullptr ? found : ::dlsym(RTLD_NEXT, name));
 }
 
-/// Waits until the clock as it is shown reaches `until`: `wait` until a point of true time, in pieces. `otherwise` is
-/// what a wait gives that ended early, which its caller must expect.
+/// Waits until the shown clock reaches `until`. `wait` waits until a true time; this calls it in
+/// pieces. `otherwise` is the result of a wait that ended early, which its caller must expect.
 template <class Wait>
 int wait_for_wall_time(const timespec* until, int otherwise, const Wait& wait) {
   const auto wanted = count_of(*until);

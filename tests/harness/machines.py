@@ -1,4 +1,4 @@
-"""The virtual machine that the tests on real verbs share: it comes up once in a run, and is ended with it."""
+"""The virtual machines that the tests on real verbs share: they start once in a run, and end with it."""
 import contextlib
 import shutil
 import subprocess
@@ -6,26 +6,30 @@ import time
 
 from build import ROOT
 
-# What the tests may write to, in the folder of a build: the results of each suite.
+# The folder of a build that the tests may write to: the results of each suite.
 RESULTS = "tests/verbs/results"
 
 
+# Machines that run at once: a suite in one of them leaves half of two cores idle.
+MACHINES = 2
+
+
 @contextlib.contextmanager
-def kept_machine(build, labels):
-    """What tests are told in their environment of a machine that is kept until the block ends; nothing where none of
-    them wants one. A test that finds it gone starts one of its own (tests/verbs/machine)."""
+def kept_machines(build, labels):
+    """The environment variables that tell tests of the machines that are kept until the block ends; empty if no test
+    needs one. A test that finds them gone starts one of its own (tests/verbs/machine)."""
     if "verbs" not in labels:
         yield {}
         return
-    folder = build.folder / "tests/verbs/kept"
-    shutil.rmtree(folder, ignore_errors=True)
-    words = ("setpriv", "--pdeathsig", "TERM", "--", ROOT / "tests/verbs/machine",
-             "--write", build.folder / RESULTS, "--serve", folder)
-    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL) as keeper:
-        # It takes commands before it has come up.
-        while not (folder / "keeper").exists() and keeper.poll() is None:
-            time.sleep(0.1)
-        try:
-            yield {"TROUPE_VERBS_MACHINE": str(folder)}
-        finally:
-            keeper.terminate()
+    folders = [build.folder / f"tests/verbs/kept{number}" for number in range(MACHINES)]
+    with contextlib.ExitStack() as kept:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+            words = ("setpriv", "--pdeathsig", "TERM", "--", ROOT / "tests/verbs/machine",
+                     "--write", build.folder / RESULTS, "--serve", folder)
+            keeper = kept.enter_context(subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL))
+            kept.callback(keeper.terminate)
+            # The machine accepts commands before it has started.
+            while not (folder / "keeper").exists() and keeper.poll() is None:
+                time.sleep(0.1)
+        yield {"TROUPE_VERBS_MACHINE": ":".join(map(str, folders))}

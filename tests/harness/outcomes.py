@@ -1,4 +1,4 @@
-"""What came of tests: read from ctest's reports, counted, and printed at the end of a run."""
+"""The outcomes of tests: read from ctest's reports, counted, and printed at the end of a run."""
 import collections
 import dataclasses
 import re
@@ -6,11 +6,11 @@ import threading
 import time
 import xml.etree.ElementTree
 
-# What a sanitizer, or a fuzzer, writes when it has found something: such a test has failed for good.
+# The report of a sanitizer or a fuzzer that has found something: such a test has failed for good.
 SANITIZER_REPORT = re.compile(
     r"(?:ERROR|WARNING): (?:Address|Leak|Thread|Memory|UndefinedBehavior)Sanitizer"
     r"|SUMMARY: \w+Sanitizer|: runtime error: |ERROR: libFuzzer")
-# So many may be unsteady in a run of the tests that passes.
+# How many tests may be unsteady in a run that passes.
 UNSTEADY_ALLOWED = 2
 LINES_SHOWN = 40
 
@@ -47,7 +47,7 @@ def read_report(build, path):
     outcomes = []
     for case in suite.iter("testcase"):
         result = {"run": "passed", "fail": "failed"}.get(case.get("status"), "skipped")
-        # ctest gives a test that it could not start the same status as one that was skipped.
+        # ctest gives a test that it could not start the same status as a skipped one.
         unstarted = case.find("skipped")
         if result == "skipped" and unstarted is not None and \
                 unstarted.get("message", "") not in ("SKIP_REGULAR_EXPRESSION_MATCHED",
@@ -68,12 +68,13 @@ def ends(text):
 
 
 def duration(seconds):
-    """Minutes and seconds for a person."""
+    """Minutes and seconds, for people."""
     return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
 
 
 class Tally:
-    """Counts of a whole run, from any thread; so many tests may be unsteady in one that passes."""
+    """Counts for a whole run, called from any thread; the argument is how many tests may be unsteady in a run that
+    passes."""
 
     def __init__(self, unsteady_allowed=UNSTEADY_ALLOWED):
         self._allowed = unsteady_allowed
@@ -83,7 +84,7 @@ class Tally:
         self._seconds = collections.Counter()  # by part
         self._steps = []        # (seconds, name): builds, and the tests of a label together
         self._tests = []        # (seconds, title)
-        self._failures = []     # (title, what it printed)
+        self._failures = []     # (title, output)
         self._unsteady = []     # (outcome that failed, outcome that passed)
 
     def count(self, part, passed=0, failed=0, skipped=0):
@@ -93,7 +94,7 @@ class Tally:
                 counts[place] += more
 
     def took(self, shares, step, seconds):
-        """A step's time, and the share of it that each part has."""
+        """Adds a step's time, and the share of it that each part has."""
         with self._lock:
             for part, share in shares.items():
                 self._counts.setdefault(part, [0, 0, 0])
@@ -108,20 +109,20 @@ class Tally:
             self.fail(outcome.title, outcome.output)
 
     def add_unsteady(self, part, failed, passed):
-        """A test that failed among others and passes by itself: it counts as passed, and is told of."""
+        """A test that failed among others and passes alone: it counts as passed, and is reported."""
         self.count(part, passed=1)
         with self._lock:
             self._tests.append((failed.seconds, failed.title))
             self._unsteady.append((failed, passed))
 
     def fail(self, title, output=""):
-        """Notes what is printed at the end; whoever calls it counts."""
+        """Notes a failure to be printed at the end; the caller counts it."""
         print(f"failed: {title}", flush=True)
         with self._lock:
             self._failures.append((title, output))
 
     def broken(self, part, title, output=""):
-        """A step that could not be taken counts as one failed test."""
+        """Counts a step that could not be run as one failed test."""
         self.count(part, failed=1)
         self.fail(title, output)
 
@@ -130,8 +131,8 @@ class Tally:
         return not sum(c[1] for c in self._counts.values()) and len(self._unsteady) <= self._allowed
 
     def print(self, begun_with=""):
-        """Everything for the end of the log; the last line is the closing line, and what the run began with stands
-        above it."""
+        """Everything for the end of the log. The last line is the closing line; above it stands what the run began
+        with."""
         if self._failures:
             print("\n== what failed")
             for title, output in self._failures:

@@ -1,4 +1,5 @@
-"""The parts of `tests/run`: what each builds, which tests it runs, and in which order the machine's cores meet them."""
+"""The parts of `tests/run`: what each builds, which tests it runs, and in which order they run on the machine's
+cores."""
 import dataclasses
 import functools
 import re
@@ -9,23 +10,23 @@ import time
 import traceback
 
 from build import GIVES_WAY, NOTHING, Broken, Build, JOBS, ROOT
-from machines import RESULTS, kept_machine
+from machines import MACHINES, RESULTS, kept_machines
 from outcomes import plain
 
-# Most of the time of most tests is waiting; those that would take a core from all others are RUN_SERIAL.
+# Most tests mostly wait; tests that need a whole core are RUN_SERIAL.
 TEST_JOBS = 3 * JOBS
-# The suites for the thread sanitizer: each way in which threads of ours meet is in one of them.
+# The suites for the thread sanitizer: together they cover every way in which our threads interact.
 WITH_THREADS = ("transport_core_test", "transport_contract_test", "shm_test", "planted_race",
                 "event_queue_test", "engine_test", "side_threads_test", "door_test", "door_tls_test", "network_test",
                 "node_test", "closed_connection_test", "crossing_dials_test", "supervisor_test", "supervisor_begin_test",
                 "transfer_test", "value_test", "hetero_test", "io_agent_test", "xgmi_test", "staging_test",
                 "tcp_gpu_test", "shm_gpu_test")
-# Instrumented code computes more than it waits, and servers of engines go on beside it.
+# Instrumented code computes more than it waits, and servers of engines run beside it.
 BESIDE_SERVERS = 2 * JOBS
-ALONE, BESIDE = "verbs", "engines"  # parts, as `batches` says
-CROWDED = "tsan"  # a build whose tests want both cores to themselves
-SKIPPED = 77  # what a check ends with that cannot be made here
-AGAIN = 3  # times that what failed is run by itself
+ALONE, BESIDE = "verbs", "engines"  # parts; see `batches`
+CROWDED = "tsan"  # a build whose tests need both cores to themselves
+SKIPPED = 77  # the exit status of a check that cannot run here
+AGAIN = 3  # how often a failed test is run again, alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,25 +56,25 @@ PARTS = {
     "integration": (Tests("release", ("integration",), ("troupe_tests_integration",)),),
     "faults": (Tests("release", ("faults",), ("troupe_tests_faults",)),),
     "simulation": (Tests("release", ("simulation",), ("troupe_tests_simulation",)),),
-    # Where a story is told over each backend, the address sanitizer hears it over tcp, which parses, and the thread
-    # sanitizer over shared memory; over both it is told in the release build.
+    # Where a test runs over each backend, the address sanitizer checks it over tcp, which parses, and the thread
+    # sanitizer over shared memory; the release build runs it over both.
     "sanitizers": (
         Tests("asan", ("unit", "integration", "faults"),
               ("troupe_tests_unit", "troupe_tests_integration", "troupe_tests_faults"), parallel=BESIDE_SERVERS,
               but="/shm"),
-        # The other suites have one thread, or nodes whose threads meet as they do in these.
+        # The other suites have one thread, or nodes whose threads interact as in these.
         Tests("tsan", ("unit", "integration"), (*WITH_THREADS, "troupe_tests_faults"), only=threaded(),
               but="/tcp"),
         Tests("tsan", ("faults",), (), but="/tcp"),
     ),
-    "verbs": (Tests("release", ("verbs",), ("troupe_tests_verbs",), parallel=1),),
-    # One whose servers compute, and one whose servers mostly stand still: tests/engines says which.
+    "verbs": (Tests("release", ("verbs",), ("troupe_tests_verbs",), parallel=MACHINES),),
+    # One test whose servers compute, and one whose servers are mostly idle: tests/engines says which.
     "engines": (Tests("release", ("engines",), ("troupe_tests_engines",), parallel=2),),
     "fuzz": (Tests("fuzz", ("fuzz",), ("troupe_tests_fuzz",), parallel=JOBS),),
     "lint": (Check("clang-format", ("tests/lint/format",)), Check("shellcheck", ("tests/lint/shell",)),
              Check("ruff and mypy", ("tests/lint/python",)), Check("clang-tidy", ("tests/lint/tidy",))),
 }
-# What one who changed a line wants to know; `all` is for continuous integration.
+# The parts for someone who changed a line; `all` is for continuous integration.
 SHORT = ("unit", "integration", "faults", "simulation")
 
 
@@ -86,7 +87,7 @@ def packages(parts):
         sets.append("verbs")
     if "engines" in parts:
         sets.append("engines")
-    # The unit tests compile for both makers of GPUs: for AMD's with this, for NVIDIA's where nvcc is.
+    # The unit tests compile for both makers of GPUs: for AMD's with this set, for NVIDIA's where nvcc is installed.
     if "unit" in parts:
         sets.append("gpu")
     return sets
@@ -97,7 +98,7 @@ def say(words):
 
 
 class Batch:
-    """Steps of one build whose tests run at once."""
+    """Steps of one build whose tests run together."""
 
     def __init__(self, build, steps):
         self._build = build
@@ -110,7 +111,7 @@ class Batch:
         self._parts = {}  # by a test's plain name
 
     def run(self, quiet=False, environment=None):
-        """The outcomes. What the tests are called is known only when the build is made."""
+        """The outcomes. The names of the tests are known only once the build is made."""
         whole, chosen, left_out = set(), [], []
         for part, step in self.steps:
             names = [plain(name) for name in self._build.tests(step.labels, step.only)]
@@ -124,22 +125,22 @@ class Batch:
                 whole |= programs
             if programs and step.but != NOTHING:
                 left_out.append(f"^({'|'.join(sorted(programs))})\\..*{step.but}")
-        # All programs in one pattern: ctest takes no more than nine groups.
+        # All whole programs in one pattern: ctest accepts at most nine groups.
         if whole:
             chosen.append(f"^({'|'.join(sorted(whole))})(\\.|$)")
         return self._build.run(self.labels, self.parallel, "|".join(chosen) or NOTHING,
                                but="|".join(left_out) or NOTHING, quiet=quiet, environment=environment)
 
     def run_on_this_machine(self):
-        """The outcomes; tests on real verbs share one virtual machine."""
-        with kept_machine(self._build, self.labels) as environment:
+        """Returns the outcomes; tests on real verbs share virtual machines."""
+        with kept_machines(self._build, self.labels) as environment:
             return self.run(environment=environment)
 
     def part(self, outcome):
         return self._parts.get(outcome.name, self.steps[0][0])
 
     def shares(self, outcomes):
-        """Of the time of all the tests: what each part has used of it."""
+        """The share of each part in the time of all the tests."""
         seconds = dict.fromkeys((part for part, _ in self.steps), 0)
         for outcome in outcomes:
             seconds[self.part(outcome)] += outcome.seconds
@@ -153,9 +154,10 @@ def make(build, targets):
 
 
 def batches(steps, builds):
-    """In the order in which they begin. The machines of verbs take every core, and so are by themselves; servers of
-    engines mostly take one: they begin when their build's other tests are through, and go on beside those of others,
-    but not beside the thread sanitizer's, which then take minutes for what takes seconds."""
+    """The batches in the order in which they begin. The machines of verbs take every core, and so run alone.
+    Servers of engines mostly take one core: they begin when the other tests of their build have ended, and run
+    beside those of other builds, except the thread sanitizer's, beside which they take minutes for seconds of work.
+    """
     groups = {}
     for part, step in steps:
         if isinstance(step, Tests):
@@ -168,7 +170,7 @@ def batches(steps, builds):
 
 
 def in_machines(folder):
-    """What came of each test that a virtual machine ran: one ctest test is a whole suite of them."""
+    """The outcome of each test that a virtual machine ran: one ctest test is a whole suite of them."""
     for path in sorted(folder.glob("*/tests")):
         for line in path.read_text(errors="replace").splitlines():
             result, _, rest = line.partition(" ")
@@ -177,8 +179,8 @@ def in_machines(folder):
 
 
 def judge(tally, part, build, outcome):
-    """Counts it. What failed is run again by itself: it is unsteady if that passes, unless a sanitizer reported
-    something, which no later run takes back."""
+    """Counts a failed test. It is run again alone, and is unsteady if it then passes, unless a sanitizer reported
+    something, which no later run undoes."""
     if outcome.result != "failed" or outcome.reported_by_sanitizer or outcome.name == "ctest":
         tally.add(part, outcome)
         return
@@ -194,8 +196,8 @@ def judge(tally, part, build, outcome):
 
 
 class Run:
-    """Some parts. What compiles does so at a low priority while the tests of what is built already run: most of
-    their time they wait. A build is finished before its first test starts: ctest reads what a build writes."""
+    """Some parts. Compilers run at a low priority while the tests of finished builds run: those mostly wait. A
+    build is complete before its first test starts, since ctest reads files that a build writes."""
 
     def __init__(self, parts, tally):
         self._tally = tally
@@ -222,7 +224,7 @@ class Run:
             thread.join()
 
     def _begin(self, what, work):
-        """A thread; whatever it ends by is told, and fails the run."""
+        """A thread; an exception in it is reported and fails the run."""
         def worked():
             try:
                 work()
@@ -234,7 +236,7 @@ class Run:
         return thread
 
     def _build_all(self):
-        """Whatever this ends by, no test waits for what it would have built."""
+        """However this ends, no test waits for a build that will not come."""
         try:
             self._build_and_check()
         finally:
@@ -242,7 +244,7 @@ class Run:
                 made.set()
 
     def _timed(self, part, step, work, shares=None):
-        """Times it; `shares` says of what came of it how much of that each part has, if it is not all of one."""
+        """Times a step; `shares` computes from its result the share of each part, if the step belongs to several."""
         start = time.monotonic()
         result = None
         try:
@@ -262,7 +264,7 @@ class Run:
             if self._timed(wanted[0][0], f"building {preset}", functools.partial(make, build, targets)):
                 self._usable.add(preset)
             self._made[preset].set()
-        # A check compiles, so it waits behind the builds: tests wait for those.
+        # A check compiles, so it runs after the builds, which the tests wait for.
         for part, step in self._steps:
             if isinstance(step, Check):
                 self.check(part, step)
@@ -297,7 +299,7 @@ class Run:
             self._count_machines(first, results)
 
     def _count_machines(self, part, results):
-        """The suite itself is counted already, as failed if any of its tests is."""
+        """The suite itself is already counted, as failed if any of its tests is."""
         suites = {}
         for suite, result, rest in in_machines(results):
             print(f"{suite}: {result} {rest}")

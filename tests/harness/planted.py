@@ -1,9 +1,9 @@
-"""A build folder with tests that do what one wants of them, as cmake would leave it."""
+"""A build folder with planted tests, as cmake would leave it."""
 
 
 def plant(folder, labels=(), **commands):
-    """Tests by name, each a script of sh in a folder of its own; `labels` of those that are not just `planted`. One that
-    ends with 77 is skipped."""
+    """`tests`: by name, each a script of sh in a folder of its own; `labels`: of tests that are not just `planted`.
+    A script that exits with 77 is skipped."""
     lines = []
     for number, (name, command) in enumerate(commands.items()):
         own = folder / str(number)

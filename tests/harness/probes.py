@@ -1,6 +1,7 @@
-"""Run under a restriction, with its name: ends with 0 if it is truly in force, else says what it found.
+"""Runs under a restriction, whose name is the argument. Exits with 0 if the restriction is in force, else says what
+it found.
 
-Given to the interpreter as text: who runs it may not be able to reach this file."""
+Given to the interpreter as text, since the user may not have access to this file."""
 import ctypes
 import errno
 import os
@@ -21,7 +22,7 @@ class Vector(ctypes.Structure):
 
 
 def in_child(work):
-    """What `work` returns in a process of its own, a small number."""
+    """The result of `work` in a process of its own, a small number."""
     child = os.fork()
     if child == 0:
         os._exit(work() & 0x7F)

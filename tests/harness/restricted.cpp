@@ -1,9 +1,10 @@
-// Runs a command to which the kernel refuses some calls, as a container or a setting of the machine does:
+// Runs a command to which the kernel refuses some calls, as a container or a setting of the machine
+// does:
 //
 //   restricted ptrace|namespaces|ipv6 COMMAND...
 //
-// The command and all that it starts get the error that they would get on such a machine. What cannot be refused
-// here ends it with 125 and a sentence.
+// The command and all its children get the error that they would get on such a machine. If the
+// calls cannot be refused here, exits with 125 and a sentence.
 
 #include <cerrno>
 #include <cstddef>
@@ -37,7 +38,8 @@ constexpr int cannot = 125;
 constexpr std::uint32_t every_namespace = CLONE_NEWCGROUP | CLONE_NEWIPC | CLONE_NEWNET |
                                           CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUSER | CLONE_NEWUTS;
 
-/// Which of its calls: all, those whose first argument has one of the bits, or those where it is the value.
+/// Which calls are refused: all, those whose first argument has one of the bits, or those where it
+/// equals the value.
 enum class where : std::uint8_t { always, has_bits, equals };
 
 struct refusal {
@@ -50,7 +52,7 @@ struct refusal {
 struct restriction {
   std::string_view name;
   std::vector<refusal> refusals;
-  /// What root has no more.
+  /// Capabilities that root loses.
   std::vector<unsigned long> capabilities;
 };
 
@@ -84,7 +86,8 @@ sock_filter result(std::uint32_t what) {
 
 void add(std::vector<sock_filter>& program, const refusal& refused) {
   const auto when = refused.when;
-  // Every value is at least 0. The low half of the argument comes first on these machines.
+  // `always` compares with 0, which every value reaches. The low half of the argument comes first
+  // on these machines.
   const std::uint16_t test = when == where::always     ? BPF_JGE
                              : when == where::has_bits ? BPF_JSET
                                                        : BPF_JEQ;
@@ -102,7 +105,7 @@ bool install(const restriction& chosen) {
   program.push_back(result(SECCOMP_RET_ALLOW));
   const sock_fprog whole{static_cast<unsigned short>(program.size()), program.data()};
   const auto put = [&] { return ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &whole, 0, 0) == 0; };
-  // Without the rights of root a filter may only be put where no program gains rights.
+  // Without root's capabilities, a filter may be installed only if no program gains privileges.
   return put() || (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && put());
 }
 
@@ -112,7 +115,7 @@ int run(const restriction& chosen, char** command) {
                  std::strerror(errno));
     return cannot;
   }
-  // Only root has any to lose, and loses it when the command starts.
+  // Only root has capabilities to lose, and loses them when the command starts.
   for (const auto capability : chosen.capabilities) ::prctl(PR_CAPBSET_DROP, capability, 0, 0, 0);
   ::execvp(command[0], command);
   std::fprintf(stderr, "restricted: %s: %s\n", command[0], std::strerror(errno));

@@ -1,6 +1,6 @@
-"""Machines on which something is missing, or goes on, that most have or are spared: made out of this one by real means.
+"""Machines that lack something, or are disturbed by something, that most are not: made from this one by real means.
 
-Each restriction is a context that gives the Place where programs run under it, for as long as it is open."""
+Each restriction is a context that yields the Place where programs run under it, as long as it is open."""
 import contextlib
 import dataclasses
 import os
@@ -16,13 +16,13 @@ SHM_MIB = 64
 
 
 class CannotBeMade(Exception):
-    """Why this machine has no means for a restriction."""
+    """Why this machine cannot make a restriction."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """`words` start a program there, with this environment besides. `folder`: where the folder of the build is found
-    from here, if programs there see another one. `crowded`: the user's own run goes on beside it."""
+    """`words` start a program there, with these environment variables added. `folder`: the folder of the build as
+    seen from here, if programs there see another one. `crowded`: the user's own run goes on beside it."""
     words: tuple = ()
     environment: dict = dataclasses.field(default_factory=dict)
     folder: pathlib.Path | None = None
@@ -54,14 +54,14 @@ def small_shm(_tools, _build):
     if os.getuid() == 0:
         yield Place(("unshare", "--mount", "sh", "-c", f'{mount}; exec "$@"', "sh"))
     else:
-        # The rights to mount are those of a user namespace, and are given up again.
+        # The right to mount comes from a user namespace, and is given up again.
         yield Place(("unshare", "--user", "--map-current-user", "--keep-caps", "--mount", "sh", "-c",
                      f'{mount}; exec setpriv --ambient-caps -all --inh-caps -all "$@"', "sh"))
 
 
 @contextlib.contextmanager
 def jumping_clock(tools, _build):
-    # Every user reaches it there, also one who may not reach the folder of the build.
+    # Every user has access there, even one without access to the folder of the build.
     with tempfile.TemporaryDirectory(prefix="troupe-clock-") as folder:
         os.chmod(folder, 0o755)
         library = shutil.copy(tools / "libjumping_clock.so", folder)
@@ -93,7 +93,7 @@ def run_there(place, words):
 
 
 def probe(name, place):
-    """What a program finds there that the restriction should have taken away; empty: it is in force."""
+    """What a program finds there that the restriction should have removed; empty if it is in force."""
     if name not in KNOWN:
         return ""
     run = run_there(place, ("python3", "-B", "-c", (HERE / "probes.py").read_text(), name))
@@ -102,7 +102,7 @@ def probe(name, place):
 
 @contextlib.contextmanager
 def restricted(name, tools, build):
-    """The Place, tried: raises CannotBeMade if nothing starts there."""
+    """The Place, after a trial: raises CannotBeMade if nothing starts there."""
     with KNOWN[name](tools, build) as place:
         try:
             run = run_there(place, ("true",))

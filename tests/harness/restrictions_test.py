@@ -1,5 +1,5 @@
-"""Whether a restriction, the first argument, is truly in force in a place made for it, and is not elsewhere: a process
-tries there what it should not be able to. The second argument is the folder of the programs that make it."""
+"""Checks that a restriction, the first argument, is in force in a place made for it, and not elsewhere: a process
+tries there what it should not be able to do. The second argument is the folder of the programs that make it."""
 import pathlib
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""`tests/run steady`: every test again and again on a machine that is busy, to find those that fail without a cause."""
+"""`tests/run steady`: runs every test many times on a busy machine, to find tests that fail without a defect."""
 import collections
 import contextlib
 import multiprocessing
@@ -8,13 +8,13 @@ import tempfile
 import time
 
 from build import JOBS, Broken, Build
-from machines import kept_machine
+from machines import kept_machines
 from outcomes import duration, ends
 from parts import PARTS, Tests, say
 
-# More tests at once than in a plain run.
+# More tests at once than in a normal run.
 CROWD = 4 * JOBS
-# What is steady in itself: a fuzzer runs for a time that it is given, and what lints runs nothing.
+# Left out are parts that are steady by nature: a fuzzer runs for a given time, and linters run nothing.
 DEFAULT = ("unit", "integration", "faults", "simulation", "sanitizers")
 
 
@@ -24,7 +24,7 @@ def spin():
 
 
 def write_and_sync(folder):
-    """Keeps the disk busy with what it cannot put off."""
+    """Keeps the disk busy with writes that it cannot defer."""
     block = os.urandom(1 << 20)
     with tempfile.TemporaryFile(dir=folder) as file:
         while True:
@@ -37,7 +37,7 @@ def write_and_sync(folder):
 
 @contextlib.contextmanager
 def busy_machine(folder):
-    """One process a core that computes, and one that writes to the disk, until the block ends."""
+    """One computing process per core, and one that writes to the disk, until the block ends."""
     loads = [multiprocessing.Process(target=spin, daemon=True) for _ in range(JOBS)]
     loads.append(multiprocessing.Process(target=write_and_sync, args=(folder,), daemon=True))
     for load in loads:
@@ -51,14 +51,14 @@ def busy_machine(folder):
 
 
 def choose(names):
-    """The parts that are named, or those that run by default, and the pattern of tests that is, or None."""
+    """The parts that are named, or the default ones, and the pattern of tests that is given, or None."""
     parts = [name for name in names if name in PARTS] or list(DEFAULT)
     patterns = [name for name in names if name not in PARTS]
     return parts, "|".join(f"({one})" for one in patterns) if patterns else None
 
 
 def narrowed(build, step, pattern):
-    """The pattern for ctest of those tests of a step that match one more pattern; None if none does."""
+    """The pattern for ctest of the tests of a step that match one more pattern; None if none does."""
     if pattern is None:
         return step.only
     if step.only == ".":
@@ -68,7 +68,7 @@ def narrowed(build, step, pattern):
 
 
 class Record:
-    """What came of each test over all rounds."""
+    """The outcomes of each test over all rounds."""
 
     def __init__(self):
         self._runs = collections.Counter()
@@ -85,7 +85,7 @@ class Record:
                       flush=True)
 
     def print(self, rounds):
-        """The rate of each that failed; whether none did."""
+        """Prints the failure rate of each test that failed; returns whether none did."""
         say(f"{len(self._runs)} tests, {sum(self._runs.values())} runs in {rounds} rounds; "
             f"failed at least once: {len(self._failures)}")
         for title, times in sorted(self._failures.items(), key=lambda item: -len(item[1])):
@@ -95,7 +95,8 @@ class Record:
 
 
 def repeat(work, rounds):
-    """Runs each piece of work, (part, step, build, pattern of tests), in each round; whether nothing failed."""
+    """Runs each piece of work, (part, step, build, pattern of tests), in each round; returns whether nothing
+    failed."""
     record = Record()
     first = int(os.environ["TROUPE_COMMIT_SEED"])
     for number in range(1, rounds + 1):
@@ -104,7 +105,7 @@ def repeat(work, rounds):
         for part, step, build, only in work:
             start = time.monotonic()
             environment = {"TROUPE_COMMIT_SEED": str(seed), "RC_PARAMS": f"seed={seed}"}
-            with busy_machine(build.folder), kept_machine(build, step.labels) as kept:
+            with busy_machine(build.folder), kept_machines(build, step.labels) as kept:
                 outcomes = build.run(step.labels, 1 if part == "verbs" else CROWD, only, but=step.but,
                                      seed=seed, quiet=True, environment={**environment, **kept})
             counts = collections.Counter(outcome.result for outcome in outcomes)
@@ -119,7 +120,7 @@ def repeat(work, rounds):
 
 
 def steady(names, rounds, install):
-    """Builds, and runs each test in each round; the exit code."""
+    """Builds, and runs each test in each round; returns the exit code."""
     parts, pattern = choose(names)
     if not install(parts):
         return 2

@@ -1,6 +1,6 @@
-// What Soft-RoCE does, told by the verbs themselves: the machine is as README.md says, and the promises of the
-// queue pairs that the rdma backend is built on hold there. No code of Troupe is in it: when the backend's tests fail
-// and these do not, look at the backend.
+// What Soft-RoCE does, tested through verbs alone: the machine is as README.md says, and the queue
+// pair guarantees that the rdma backend relies on hold there. No Troupe code is involved: if the
+// backend's tests fail and these pass, look at the backend.
 
 #include <array>
 #include <chrono>
@@ -52,7 +52,7 @@ constexpr std::uint8_t port = 1;
 constexpr std::uint8_t ipv4_gid = 1;
 constexpr std::size_t memory_bytes = 1 << 20;
 
-/// How long a queue pair waits and how often it tries again.
+/// How long a queue pair waits, and how often it retries.
 struct patience {
   std::uint8_t timeout = 14;  ///< 4.096 us * 2^14 = 67 ms
   std::uint8_t retries = 6;
@@ -96,7 +96,8 @@ struct end {
     return value;
   }
 
-  /// INIT, RTR and RTS towards `other`: whether all three were taken.
+  /// Moves the queue pair through INIT, RTR and RTS towards `other`. Returns whether all three
+  /// succeeded.
   bool connect(const end& other, patience how) {
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_INIT;
@@ -133,7 +134,8 @@ struct end {
                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0;
   }
 
-  /// Posts one work request over all of the memory's first `bytes`; what ibv_post_send returns.
+  /// Posts one work request over the first `bytes` of the memory. Returns the result of
+  /// ibv_post_send.
   int post(ibv_wr_opcode opcode, std::uint64_t remote, std::uint32_t key, std::uint32_t bytes,
            std::uint32_t immediate = 0) {
     ibv_sge piece{.addr = reinterpret_cast<std::uintptr_t>(memory.data()),
@@ -157,7 +159,7 @@ struct end {
     return ibv_post_recv(pair.get(), &request, &bad);
   }
 
-  /// The next completion, or nothing within `limit`.
+  /// The next completion; empty if none comes within `limit`.
   std::optional<ibv_wc> next(std::chrono::milliseconds limit = 20s) {
     const auto until = clock_type::now() + limit;
     ibv_wc completion{};
@@ -224,7 +226,7 @@ class device_test : public ::testing::Test {
     ASSERT_TRUE(far_.connect(near_, how));
   }
 
-  /// The status of the next completion at the near end; -1 where none came.
+  /// The status of the next completion at the near end; -1 if none comes.
   int status() {
     const auto completion = near_.next();
     return completion ? static_cast<int>(completion->status) : -1;
@@ -342,7 +344,8 @@ TEST_F(device_test, a_silent_wire_spends_the_retry_budget) {
   EXPECT_EQ(near_.state(), IBV_QPS_ERR);
 }
 
-// Hardware tries 7 times; Soft-RoCE takes 7 for "for ever". Whoever waits for a completion needs a deadline.
+// Hardware tries 7 times; Soft-RoCE takes 7 as "for ever". A wait for a completion therefore needs
+// a deadline.
 TEST_F(device_test, seven_retries_never_end) {
   connect({.timeout = 12, .retries = 7});
   lose_everything();

@@ -1,5 +1,5 @@
-// What a frontend sees of a deployment on two hosts. Run in the second one by `host`, while `troupe up`
-// runs in both.
+// Checks what a frontend sees of a deployment on two hosts. `host` runs it on the second one, while
+// `troupe up` runs on both.
 
 #include <algorithm>
 #include <chrono>
@@ -35,7 +35,7 @@ bool all_up() {
 
 class both_hosts : public ::testing::Environment {
   void SetUp() override {
-    // The first host starts when it will.
+    // The first host may start later.
     const auto until = std::chrono::steady_clock::now() + 120s;
     while (std::chrono::steady_clock::now() < until) {
       if (!cluster) {
