@@ -108,7 +108,7 @@ struct drain_order {
 };
 
 /// Asks which node of a stage this process is to be; it was started for the stage, not for a name.
-struct slot_claim {
+struct name_request {
   std::uint32_t version{protocol_version};
   std::string cluster;
   std::string stage;
@@ -117,7 +117,7 @@ struct slot_claim {
   std::uint32_t pid{0};
   std::string held{};  ///< the name granted before, which it must keep; empty if none
 };
-struct slot_grant {
+struct name_lease {
   std::uint8_t failed{0};
   std::string sentence;
   std::string name;          ///< a node name of the deployment, reserved for this process
@@ -244,11 +244,11 @@ auto inspect(I& f, drain_order& x) {
   return f(x.incarnation, x.step);
 }
 template <class I>
-auto inspect(I& f, slot_claim& x) {
+auto inspect(I& f, name_request& x) {
   return f(x.version, x.cluster, x.stage, x.incarnation, x.host, x.pid, x.held);
 }
 template <class I>
-auto inspect(I& f, slot_grant& x) {
+auto inspect(I& f, name_lease& x) {
   return f(x.failed, x.sentence, x.name, x.held_ms);
 }
 template <class I>

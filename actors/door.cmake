@@ -10,7 +10,7 @@ add_library(troupe_door STATIC
   door/door_eviction.cpp
   secrets/door_files.cpp
   door/door_greeting.cpp
-  door/door_guests.cpp
+  door/door_listener.cpp
   door/door_handshake.cpp
   door/door_loop.cpp
   door/door_openssl.cpp

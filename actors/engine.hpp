@@ -82,7 +82,7 @@ class engine {
   /// `peer_unreachable` (the node's host is `auto`, and no route leads to the supervisor). With
   /// `supervisor.begin`, first finds the supervisor, or begins one if none lives; for its errors
   /// see supervisor_begin.hpp. A process that was started for a stage gets its name by
-  /// `slot_claim.hpp`; one that no file names passes none and says who it is in `options.join`.
+  /// `leased_name.hpp`; one that no file names passes none and says who it is in `options.join`.
   [[nodiscard]] static result<std::unique_ptr<engine>> start(const config::deployment& deployment,
                                                              std::string_view name,
                                                              engine_options options = {});
@@ -269,12 +269,12 @@ class engine {
 
 namespace actors {
 
-class claimed_slot;
+class leased_name;
 
 /// `engine::start` for the claimed node, with the incarnation that it was claimed for.
-[[nodiscard]] result<std::unique_ptr<engine>> start_claimed(const config::deployment& deployment,
-                                                            const claimed_slot& slot,
-                                                            engine_options options = {});
+[[nodiscard]] result<std::unique_ptr<engine>> start_with_name(const config::deployment& deployment,
+                                                              const leased_name& slot,
+                                                              engine_options options = {});
 
 }  // namespace actors
 

@@ -1,7 +1,7 @@
 # The protocol of a transfer without its actors: session messages, the two state machines, and the watch
 # over a peer's life. The library `troupe::session` needs no CAF: fuzzing, sanitizers and simulations use
 # it where TROUPE_BUILD_ACTORS is off. Its headers are among those of actors/; troupe::actors links it.
-add_library(troupe_session STATIC messages/keep_alive.cpp link/link_pulse.cpp transfer/receive_session.cpp transfer/send_session.cpp
+add_library(troupe_session STATIC messages/keep_alive.cpp link/peer_liveness.cpp transfer/receive_session.cpp transfer/send_session.cpp
                                   messages/session_messages.cpp)
 add_library(troupe::session ALIAS troupe_session)
 set_target_properties(troupe_session PROPERTIES EXPORT_NAME session)

@@ -2,7 +2,7 @@
 
 /// The supervisor of a deployment with `supervisor.begin`, which nobody has to start: a process
 /// that needs it and finds none on the supervisor's host begins one, as a separate process that
-/// outlives it. Engines (`engine::start`, `claimed_slot::claim`) and the C library do so by
+/// outlives it. Engines (`engine::start`, `leased_name::claim`) and the C library do so by
 /// themselves. A frontend in C++:
 ///
 ///     cluster_client_options options;

@@ -21,7 +21,7 @@ void check_names(findings& into, const deployment& value) {
       into.refuse(path, "a name that no other stage has",
                   item_path("stages", known->second) + " has it");
     } else if (value.stages[i].name == "supervisor") {
-      into.refuse(path, "another name", "the supervisor's node is called so");
+      into.refuse(path, "another name", "the supervisor's node has that name");
     }
   }
 }

@@ -33,7 +33,7 @@ std::vector<backend_kind> read_fallback(section& transport, backend_kind first) 
     if (*kind == backend_kind::automatic) {
       transport.into().refuse(at, named_backends, "a fallback is named, not chosen");
     } else if (*kind == first || repeated) {
-      transport.into().refuse(at, "", "it has been tried before it comes to this entry");
+      transport.into().refuse(at, "", "it has been tried before this entry is reached");
     } else {
       result.push_back(*kind);
     }

@@ -40,7 +40,7 @@ class tree_builder : public YAML::EventHandler {
 
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const auto known = anchors_.find(anchor);
-    if (known == anchors_.end()) throw refusal{mark, "an alias inside of what it names"};
+    if (known == anchors_.end()) throw refusal{mark, "an alias inside the value that it names"};
     // Counts the copy before it is made.
     count(known->second.values, mark);
     if (open_.size() + known->second.depth > max_depth) throw too_deep(mark);
@@ -161,7 +161,7 @@ class tree_builder : public YAML::EventHandler {
     } else if (node.kind == yaml_node::form::scalar) {
       parent.key = yaml_entry{std::move(node.text), mark.line + 1, mark.column + 1, {}};
     } else {
-      throw refusal{mark, "a key that is no word"};
+      throw refusal{mark, "a key that is not a word"};
     }
   }
 

@@ -117,7 +117,7 @@ result<child_process> child_process::start(const std::string& program,
   if (const auto why = read_report(reader.fd)) {
     if (*why == ETIMEDOUT) {
       child.kill();  // it is stopped and reacts to nothing else
-      return fail(errc::internal, "cannot run " + program + ": its process does not begin");
+      return fail(errc::internal, "cannot run " + program + ": its process does not start");
     }
     return fail(errc::not_found, "cannot run " + program + ": " + std::strerror(*why));
   }

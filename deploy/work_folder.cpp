@@ -87,7 +87,7 @@ result<work_folder> work_folder::make(const std::string& base) {
     auto path = base + "/" + std::string{folder_prefix} + std::string(folder_letters, 'X');
     if (::mkdtemp(path.data()) == nullptr) {
       return fail(errc::internal, "cannot make a folder " + path + " (" + std::strerror(errno) +
-                                      "); set TMPDIR to where we can");
+                                      "); set TMPDIR to a folder in which it can be made");
     }
     auto lock = open_own(path);
     if (!lock) {

@@ -172,8 +172,7 @@ result<void> check_state_named_once(const cache_layout& layout, const char* side
   std::set<std::string_view> seen;
   for (const auto& state : layout.states) {
     if (seen.insert(state.name).second) continue;
-    return fail(errc::layout_mismatch, "state " + in_quotes(state.name) + " is there twice " +
-                                           side +
+    return fail(errc::layout_mismatch, "state " + in_quotes(state.name) + " appears twice " + side +
                                            ", and a part of a model knows states by their names");
   }
   return {};
@@ -187,7 +186,7 @@ result<void> check_states_there(const cache_layout& all, const char* side,
   for (const auto& state : all.states) there.insert(state.name);
   for (const auto& state : other.states) {
     if (there.contains(state.name)) continue;
-    return fail(errc::layout_mismatch, "state " + in_quotes(state.name) + " is not there " + side +
+    return fail(errc::layout_mismatch, "state " + in_quotes(state.name) + " is missing " + side +
                                            ", where all layers of the model are; both stages must "
                                            "serve the same model with the same cache settings");
   }

@@ -184,12 +184,12 @@ result<void> check_disjoint(std::vector<strided_set> sets) {
     const bool groups = of_two_groups(a, b);
     if (groups && share_block_by_block(a, b)) return true;
     if (search.found(a, b)) {
-      outcome =
-          fail(errc::invalid_config, "layout: " + a.name + " and " + b.name +
-                                         " share bytes of region " + std::to_string(b.region) +
-                                         (groups ? " otherwise than block by block; a block has to "
-                                                   "be the same bytes in every group"
-                                                 : "; check their bases and strides"));
+      outcome = fail(
+          errc::invalid_config,
+          "layout: " + a.name + " and " + b.name + " share bytes of region " +
+              std::to_string(b.region) +
+              (groups ? ", but not block by block; a block must be the same bytes in every group"
+                      : "; check their bases and strides"));
     } else if (search.gave_up()) {
       outcome = fail(errc::invalid_config,
                      "layout: " + a.name + " and " + b.name +

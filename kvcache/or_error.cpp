@@ -21,10 +21,9 @@ error sentence(std::string_view doing) {
   try {
     throw;
   } catch (const std::bad_alloc&) {
-    return {errc::pool_exhausted,
-            prefix +
-                "this process could not have the memory that it needs; give it more (ulimit "
-                "-v, MemoryMax)"};
+    return {errc::pool_exhausted, prefix +
+                                      "this process could not get the memory that it needs; give "
+                                      "it more (ulimit -v, MemoryMax)"};
   } catch (const std::system_error& why) {
     if (is_limit(why.code())) {
       return {errc::overloaded, prefix + why.what() +

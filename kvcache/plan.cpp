@@ -152,8 +152,9 @@ std::vector<moved_run> runs_to_move(token_range tokens, std::uint64_t block_toke
 }
 
 unexpected named_twice(std::uint64_t block) {
-  return fail(errc::invalid_config, "plan: destination block " + std::to_string(block) +
-                                        " is named twice; each block of a request is another");
+  return fail(errc::invalid_config,
+              "plan: destination block " + std::to_string(block) +
+                  " is named twice; the blocks of a request must all be different");
 }
 
 /// Blocks [begin, begin + count) of the destination's pool.

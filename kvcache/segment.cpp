@@ -155,7 +155,7 @@ std::uint64_t total_bytes(std::span<const segment> segments) noexcept {
 
 result<void> check_range(const extent& range, std::uint64_t size) {
   if (range.count == 0) {
-    return fail(errc::out_of_range, describe(range) + " is no range; repeat it at least once");
+    return fail(errc::out_of_range, describe(range) + " is empty; repeat it at least once");
   }
   bool fits = range.offset <= size && range.length <= size - range.offset;
   if (fits && range.count > 1) {

@@ -62,8 +62,8 @@ result<void> check_grant(const batch& work, const remote_grant& grant, incarnati
   }
   const auto wanted = work.dir == direction::write ? access::write : access::read;
   if (!permits(grant.rights, wanted)) {
-    return fail(errc::unauthorized, wanted == access::write ? "its grant does not permit to write"
-                                                            : "its grant does not permit to read");
+    return fail(errc::unauthorized, wanted == access::write ? "its grant does not permit writing"
+                                                            : "its grant does not permit reading");
   }
   return {};
 }
@@ -131,9 +131,8 @@ result<void> check_to_prepare(direction dir, const std::vector<piece>& pieces) {
     const auto& one = pieces[i];
     if (!one.remote) return in_piece(i, {errc::invalid_config, "it has no grant"});
     if (!one.remote->standing) {
-      return in_piece(i, {errc::unauthorized,
-                          "its grant is for one transfer; what is prepared is "
-                          "for many"});
+      return in_piece(
+          i, {errc::unauthorized, "its grant is for one transfer; a prepared batch is for many"});
     }
     segments += one.segments.size();
   }

@@ -26,8 +26,8 @@ result<void> given_grant::check(const extent& range, access wanted,
     return fail(errc::unauthorized, "the grant was given for another transfer");
   }
   if (!permits(rights, wanted)) {
-    return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit to read"
-                                                           : "the grant does not permit to write");
+    return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit reading"
+                                                           : "the grant does not permit writing");
   }
   if (!permitted.covers(range)) {
     return fail(errc::out_of_range, "offset " + std::to_string(range.offset) + ", length " +

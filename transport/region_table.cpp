@@ -128,7 +128,7 @@ result<region_id> region_table::add(std::span<std::byte> bytes, std::string name
   constexpr std::uint64_t in_page = 4095;
   if (((reinterpret_cast<std::uintptr_t>(bytes.data()) ^ as.offset) & in_page) != 0) {
     return wrong("offset " + std::to_string(as.offset) +
-                 " in the dma-buf and the address of its bytes differ in their place in a page");
+                 " in the dma-buf and the address of its bytes are at different places in a page");
   }
   // Duplicated: the caller may close its own, and the number may be reused for other memory.
   owned_fd own{::fcntl(as.dmabuf, F_DUPFD_CLOEXEC, 0)};
@@ -255,7 +255,7 @@ result<region_use> region_table::use_by_way_of_host(region_id id, backend_kind b
   if (used && (*used)->kind() != memory_kind::host && !(*used)->gpu()) {
     return fail(errc::backend_unavailable,
                 "region " + std::to_string(id.value) + " '" + (*used)->name() +
-                    "' is memory of a device that is no GPU of this process, which " +
+                    "' is memory of a device that is not a GPU of this process, which " +
                     std::string{to_string(by)} + " cannot reach; use rdma");
   }
   return used;

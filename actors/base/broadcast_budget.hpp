@@ -20,7 +20,7 @@ class broadcast_budget {
   /// Cost of one entry of one list.
   static constexpr std::chrono::microseconds an_entry{2};
 
-  [[nodiscard]] bool may_tell(time_point now) {
+  [[nodiscard]] bool has_room(time_point now) {
     if (last_ && now > *last_) {
       const std::chrono::duration<double> passed = now - *last_;
       room_ = std::min(at_once, room_ + passed.count() * per_second);

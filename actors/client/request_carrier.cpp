@@ -334,9 +334,9 @@ result<carried_outcome> request_carrier::carry(const carried_request& what) {
                                           std::to_string(what.request.size()));
   }
   if (!what.prefill || !what.decode) {
-    return fail(errc::invalid_config, "request " + in_quotes(what.request) +
-                                          " says of one side not what to call it with; set "
-                                          "carried_request::prefill and decode");
+    return fail(errc::invalid_config,
+                "request " + in_quotes(what.request) +
+                    " gives no call for one of its sides; set carried_request::prefill and decode");
   }
   helpers_->watch.begin();
   auto outcome = or_error("the request cannot be carried", [&] {

@@ -11,7 +11,7 @@ namespace {
 
 /// Counts the bytes of a slice that landed: the prefill side counts its posts, this side what it
 /// was told of.
-void count_landed(session_basis& basis, const cache_slice& slice) {
+void count_landed(transfer_context& basis, const cache_slice& slice) {
   const auto now = std::chrono::steady_clock::now();
   if (basis.first_byte == time_point{}) basis.first_byte = now;
   basis.last_byte = now;
@@ -21,11 +21,12 @@ void count_landed(session_basis& basis, const cache_slice& slice) {
 
 /// Adopts the blocks that the prefill side offers; it must offer exactly the groups it was asked
 /// for.
-result<void> adopt_offer(session_basis& basis, transfer_offer& offer) {
+result<void> adopt_offer(transfer_context& basis, transfer_offer& offer) {
   if (auto fine = check_groups(*basis.context->layout, offer.groups); !fine) return fine;
   if (const auto kept = kept_of(offer.groups); kept != basis.kept) {
-    return fail(errc::out_of_range,
-                basis.link.peer + " offers other tokens of a group of layers than were asked for");
+    return fail(
+        errc::out_of_range,
+        basis.link.peer + " offers different tokens of a group of layers than were asked for");
   }
   return adopt_remote(basis, {offer.blocks, offer.groups}, offer.state_slots,
                       std::move(offer.grants));
@@ -40,10 +41,10 @@ struct decode_side {
     return plan_batch(st.basis, post, transport::direction::read, {});
   }
 
-  static result<say> worded(state& st, send_message& order) {
+  static result<say> prepare_message(state& st, send_message& order) {
     say what{std::move(order.message), {}};
     // The engine is told of its blocks first, which is one system call earlier.
-    what.nobody_waits = std::holds_alternative<transfer_release>(what.message);
+    what.may_be_delayed = std::holds_alternative<transfer_release>(what.message);
     auto* request = std::get_if<transfer_request>(&what.message);
     if (request == nullptr) return what;
     // When sent again over the next link, the two times stay the same.

@@ -13,7 +13,7 @@ namespace troupe::actors {
 /// engine port spawns it once the blocks are allocated and the link is up; it quits when the
 /// transfer is quiescent.
 struct decode_receiver_state {
-  session_basis basis;
+  transfer_context basis;
   std::optional<receive_session> machine;
   time_point deadline;
   std::optional<time_point> park_until;
@@ -21,7 +21,7 @@ struct decode_receiver_state {
 };
 
 struct decode_receiver_options {
-  session_basis basis;
+  transfer_context basis;
   transfer_request request;  ///< without grants, and without its two remaining times
   time_point deadline;
   std::optional<time_point> park_until{};  ///< the source may still be offered until then

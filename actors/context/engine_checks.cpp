@@ -164,10 +164,9 @@ result<std::string> stage_of_peer(const node_context& context, const std::string
   if (auto place = deployment_place(context.settings, peer)) return std::move(place->stage);
   // If there are open stages, a node that the file does not name must be of one of them.
   if (!is_open_name(peer) && context.settings.open_stages.empty()) return std::string{};
-  return fail(errc::unauthorized, "`" + peer + "` is no node of the deployment of `" +
-                                      context.self.name +
-                                      "`, nor of a stage of it that is open; run both with the "
-                                      "same file");
+  return fail(errc::unauthorized,
+              "`" + peer + "` is not a node of the deployment of `" + context.self.name +
+                  "`, nor of one of its open stages; run both with the same file");
 }
 
 result<void> check_layout_of(const node_settings& settings, const std::string& name,
@@ -199,9 +198,9 @@ result<void> check_rank_of(const node_settings& settings, const transfer_request
 
 result<void> check_life(const std::string& node, std::uint64_t lives, std::uint64_t meant) {
   if (meant == 0 || meant == lives) return {};
-  return fail(errc::stale_incarnation, node + " lives as incarnation " + life_text(lives) +
+  return fail(errc::stale_incarnation, node + " runs as incarnation " + life_text(lives) +
                                            ", the request means " + life_text(meant) +
-                                           "; what that life had is gone with it");
+                                           "; what that incarnation held is gone");
 }
 
 result<void> need_pool(const node_context& context) {
@@ -267,7 +266,7 @@ result<void> check_tokens(const operation_table::entry& entry, std::uint32_t tok
 result<operation_table::entry> find_send(const node_context& context, operation_id id) {
   auto entry = context.operations.find(id);
   if (entry && entry->kind != operation_kind::send) {
-    return fail(errc::not_found, "operation " + std::to_string(id.value) + " is no send");
+    return fail(errc::not_found, "operation " + std::to_string(id.value) + " is not a send");
   }
   return entry;
 }
@@ -386,7 +385,8 @@ result<bool> check_awaited(const node_context& context, operation_id receive,
   const auto ended = live ? std::nullopt : context.operations.ended(receive);
   if (!live && !ended) return fail(live.error());
   if (live && live->kind != operation_kind::receive) {
-    return fail(errc::not_found, "operation " + std::to_string(receive.value) + " is no receive");
+    return fail(errc::not_found,
+                "operation " + std::to_string(receive.value) + " is not a receive");
   }
   if (auto fine = check_layers(context, layer_begin, layer_end); !fine) return fail(fine.error());
   const auto tokens = live ? live->token_capacity : ended->token_capacity;

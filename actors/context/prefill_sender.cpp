@@ -22,7 +22,7 @@ struct prefill_side {
     return plan_batch(st.basis, post, transport::direction::write, std::move(*frame));
   }
 
-  static result<say> worded(state&, send_message& order) {
+  static result<say> prepare_message(state&, send_message& order) {
     return say{std::move(order.message), {}};
   }
 
@@ -51,7 +51,7 @@ struct prefill_side {
       if (kept_of(request->groups) != st.basis.kept) {
         return st.machine->local_abort(
             {errc::out_of_range,
-             "the request was said again and keeps other tokens of a group of layers"});
+             "the repeated request keeps different tokens of a group of layers"});
       }
       const kvcache::token_range tokens{request->token_begin, request->token_end};
       if (st.machine->waits_to_be_asked() && tokens == st.basis.tokens) {
@@ -82,7 +82,7 @@ struct prefill_side {
 
 }  // namespace
 
-result<void> adopt_destination(session_basis& basis, transfer_request& request) {
+result<void> adopt_destination(transfer_context& basis, transfer_request& request) {
   if (request.mode == transfer_mode::read) return {};
   const bool moves = basis.tokens.begin < basis.tokens.end;
   if (moves && basis.geometry->has_state() && request.state_slots.empty()) {
@@ -98,7 +98,7 @@ result<void> adopt_destination(session_basis& basis, transfer_request& request) 
   if (const auto twice = repeated_block(basis.geometry->destination_pools(), basis.remote)) {
     return fail(errc::out_of_range, basis.link.peer + " names block " +
                                         std::to_string(twice->value) +
-                                        " twice; each block of a request is another");
+                                        " twice; the blocks of a request must all be different");
   }
   return {};
 }

@@ -13,7 +13,7 @@ namespace troupe::actors {
 /// The prefill side of one transfer: feeds `send_session` and carries out what it returns. The
 /// engine port spawns it when a request meets its source; it quits when the transfer is quiescent.
 struct prefill_sender_state {
-  session_basis basis;
+  transfer_context basis;
   std::optional<send_session> machine;
   static inline const char* name = "prefill_sender";
 };
@@ -21,10 +21,10 @@ struct prefill_sender_state {
 /// Adopts the destination that a request names; a request to read names none. `out_of_range`: other
 /// blocks than its tokens need, a block that is named twice, or not a grant for each region.
 /// `layout_mismatch`: no slot for its state.
-[[nodiscard]] result<void> adopt_destination(session_basis& basis, transfer_request& request);
+[[nodiscard]] result<void> adopt_destination(transfer_context& basis, transfer_request& request);
 
 struct prefill_sender_options {
-  session_basis basis;  ///< with the destination
+  transfer_context basis;  ///< with the destination
   transfer_request request;
   std::vector<std::uint32_t> ready;  ///< per layer, the first token that is not ready yet
   std::optional<std::uint32_t> sealed_tokens;

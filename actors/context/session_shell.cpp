@@ -19,7 +19,7 @@ double in_milliseconds(time_point from, time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-result<void> add_pieces(session_basis& basis, kvcache::transfer_plan plan,
+result<void> add_pieces(transfer_context& basis, kvcache::transfer_plan plan,
                         std::vector<transport::piece>& pieces) {
   for (auto& part : plan.pieces) {
     const auto grant = basis.grants.find(part.remote_region);
@@ -42,7 +42,7 @@ result<void> add_pieces(session_basis& basis, kvcache::transfer_plan plan,
 
 }  // namespace
 
-result<void> adopt_remote(session_basis& basis, const named_blocks& named,
+result<void> adopt_remote(transfer_context& basis, const named_blocks& named,
                           std::span<const std::uint32_t> state_slots,
                           std::vector<transport::remote_grant> grants) {
   std::vector<std::span<const kvcache::block_run>> runs{named.blocks};
@@ -90,7 +90,8 @@ result<void> adopt_remote(session_basis& basis, const named_blocks& named,
   return {};
 }
 
-std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis, std::uint32_t number) {
+std::vector<kvcache::block_run> blocks_to_name(const transfer_context& basis,
+                                               std::uint32_t number) {
   const auto& table = basis.local[number];
   const auto block_tokens = basis.geometry->block_tokens(number);
   const auto tokens = kept_tokens(basis.tokens, basis.kept, number);
@@ -100,7 +101,7 @@ std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis, std::
   return kvcache::runs_of(all.subspan(first, count));
 }
 
-planned_batch plan_batch(session_basis& basis, const post_slice& post, transport::direction dir,
+planned_batch plan_batch(transfer_context& basis, const post_slice& post, transport::direction dir,
                          std::vector<std::byte> frame) {
   planned_batch out;
   out.work.id = post.id;
@@ -131,7 +132,8 @@ planned_batch plan_batch(session_basis& basis, const post_slice& post, transport
   return out;
 }
 
-result<std::vector<grant_wish>> wish_grants(const session_basis& basis, transport::access rights) {
+result<std::vector<grant_wish>> wish_grants(const transfer_context& basis,
+                                            transport::access rights) {
   const auto& layout = *basis.context->layout;
   std::optional<std::uint32_t> slot;
   if (!layout.states.empty()) slot = basis.local_state_slot;
@@ -151,7 +153,7 @@ result<std::vector<grant_wish>> wish_grants(const session_basis& basis, transpor
   return wishes;
 }
 
-void count_delivered(session_basis& basis) {
+void count_delivered(transfer_context& basis) {
   if (basis.tokens.begin >= basis.tokens.end) return;
   const auto& geometry = *basis.geometry;
   auto all = geometry.bytes_of({0, geometry.layers()}, basis.tokens, basis.kept);
@@ -163,7 +165,7 @@ void count_delivered(session_basis& basis) {
   if (basis.last_byte < basis.first_byte) basis.last_byte = std::chrono::steady_clock::now();
 }
 
-void log_outcome(const session_basis& basis, std::string_view side,
+void log_outcome(const transfer_context& basis, std::string_view side,
                  const std::optional<troupe::error>& failure) {
   const auto now = std::chrono::steady_clock::now();
   const auto first = basis.first_byte == time_point{} ? now : basis.first_byte;
@@ -185,7 +187,7 @@ void log_outcome(const session_basis& basis, std::string_view side,
            in_milliseconds(basis.started, now));
 }
 
-troupe::error out_of_place(const session_basis& basis, std::string_view sender,
+troupe::error out_of_place(const transfer_context& basis, std::string_view sender,
                            const session_message& message) {
   std::string sentence{"the "};
   sentence += sender;

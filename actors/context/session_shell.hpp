@@ -24,7 +24,7 @@
 namespace troupe::actors {
 
 /// State that both kinds of transfer actor keep around their state machine.
-struct session_basis {
+struct transfer_context {
   context_ptr context;
   engine_port_actor port;
   link_handle link;
@@ -58,16 +58,16 @@ struct named_blocks {
 /// regions by its own ids; its layout counts them from 0 in the order of the grants, each of which
 /// permits what the blocks hold in that region. `out_of_range`: other blocks than the tokens need,
 /// or not a grant for each region.
-[[nodiscard]] result<void> adopt_remote(session_basis& basis, const named_blocks& named,
+[[nodiscard]] result<void> adopt_remote(transfer_context& basis, const named_blocks& named,
                                         std::span<const std::uint32_t> state_slots,
                                         std::vector<transport::remote_grant> grants);
 /// The blocks of table `number` with the tokens that move and are kept, for a request or an offer.
-[[nodiscard]] std::vector<kvcache::block_run> blocks_to_name(const session_basis& basis,
+[[nodiscard]] std::vector<kvcache::block_run> blocks_to_name(const transfer_context& basis,
                                                              std::uint32_t number);
 
 /// Names the blocks in such a message; without `with_blocks`, only what is kept.
 template <class Message>
-void name_blocks(const session_basis& basis, Message& message, bool with_blocks = true) {
+void name_blocks(const transfer_context& basis, Message& message, bool with_blocks = true) {
   if (basis.kept.empty()) {
     if (with_blocks) message.blocks = blocks_to_name(basis, 0);
     return;
@@ -84,20 +84,20 @@ struct planned_batch {
   transport::batch work;
   std::optional<troupe::error> failure;
 };
-[[nodiscard]] planned_batch plan_batch(session_basis& basis, const post_slice& post,
+[[nodiscard]] planned_batch plan_batch(transfer_context& basis, const post_slice& post,
                                        transport::direction dir, std::vector<std::byte> frame);
 
 /// Grants on the tokens in the local blocks (and on the state slot), one wish per region.
-[[nodiscard]] result<std::vector<grant_wish>> wish_grants(const session_basis& basis,
+[[nodiscard]] result<std::vector<grant_wish>> wish_grants(const transfer_context& basis,
                                                           transport::access rights);
 
 /// Counts all bytes of a transfer that is done. The other side may say so before the link reports
 /// the last batches here; batches that landed before the link broke are never reported.
-void count_delivered(session_basis& basis);
+void count_delivered(transfer_context& basis);
 
 /// "transfer 0123456789abcdef request r1 from prefill-0: done, 12 MB in 48 segments (96 before
 /// merging), waited 1.2 ms, wire 4.5 ms, total 5.9 ms"
-void log_outcome(const session_basis& basis, std::string_view side,
+void log_outcome(const transfer_context& basis, std::string_view side,
                  const std::optional<troupe::error>& failure);
 
 /// How many layers go into one batch so that it stays near `bytes_per_batch`: small enough to
@@ -113,7 +113,7 @@ void log_outcome(const session_basis& basis, std::string_view side,
 ///     using state                                  // with `basis` and `machine`
 ///     static constexpr std::string_view log_name
 ///     planned_batch plan(state&, post_slice&)
-///     result<say> worded(state&, send_message&)
+///     result<say> prepare_message(state&, send_message&)
 ///     void offer(self, send_offer&)                // prefill
 ///     void tell(self, tell_layers&)                // decode
 ///     session_actions heard(state&, session_message&)
@@ -183,7 +183,7 @@ class session_shell {
   }
 
   static void act(self_pointer self, send_message& order) {
-    auto words = Side::worded(self->state, order);
+    auto words = Side::prepare_message(self->state, order);
     if (words) {
       ask_link(self, std::move(*words));
     } else {
@@ -265,7 +265,7 @@ class session_shell {
 };
 
 /// The error of `heard` for a message that only the other side of a transfer may send.
-[[nodiscard]] troupe::error out_of_place(const session_basis& basis, std::string_view sender,
+[[nodiscard]] troupe::error out_of_place(const transfer_context& basis, std::string_view sender,
                                          const session_message& message);
 
 }  // namespace troupe::actors

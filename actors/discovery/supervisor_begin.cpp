@@ -56,17 +56,16 @@ result<std::string> made_folder(const begun_terms& terms) {
 }
 
 unexpected none_lives(const config::deployment& of) {
-  return fail(errc::not_found,
-              "no supervisor of cluster " + of.cluster +
-                  " lives on this machine; as supervisor.begin says, the first node or frontend of "
-                  "this user's that needs one begins it");
+  return fail(errc::not_found, "no supervisor of cluster " + of.cluster +
+                                   " runs on this machine; as supervisor.begin says, the first of "
+                                   "this user's nodes and frontends that needs one begins it");
 }
 
 unexpected is_silent(const config::deployment& of, const std::string& folder,
                      const seen_notice& seen, milliseconds patience) {
   const auto who = seen.pid == 0 ? std::string{} : " (pid " + std::to_string(seen.pid) + ")";
   return fail(errc::deadline, "the supervisor of cluster " + of.cluster + who +
-                                  " lives, and has not said within " + time_text(patience) +
+                                  " is running but has not said within " + time_text(patience) +
                                   " where it listens; see " + folder + "/supervisor.log");
 }
 
@@ -200,8 +199,8 @@ class beginning {
     if (steady_clock::now() < until_) return {};
     if (seen.held) return is_silent(of_, folder_, seen, patience_);
     return fail(errc::deadline, "a supervisor of cluster " + of_.cluster +
-                                    " was begun, and has not listened within " +
-                                    time_text(patience_) + shown_log(0));
+                                    " was begun but did not listen within " + time_text(patience_) +
+                                    shown_log(0));
   }
 
   /// Begins a supervisor. Called under the lock of beginning when none lives.
@@ -299,7 +298,7 @@ result<found_supervisor> find_or_begin(const begun_terms& terms, milliseconds pa
   return beginning{terms, std::move(*folder), patience, given_up}.run();
 }
 
-constexpr const char* what_fails = "the supervisor cannot be looked for";
+constexpr const char* what_fails = "cannot look for the supervisor";
 
 }  // namespace
 

@@ -36,12 +36,12 @@ constexpr int tries_of_a_reader = 50;
 constexpr std::chrono::milliseconds between_tries{1};
 
 unexpected bad_notice(const std::string& path, const std::string& why) {
-  return fail(errc::invalid_config, path + ", which tells of the supervisor: " + why);
+  return fail(errc::invalid_config, path + ", which describes the supervisor: " + why);
 }
 
 unexpected notice_error(const std::string& path, int number) {
   if (number == ELOOP || number == EISDIR || number == ENXIO)
-    return bad_notice(path, "it is no plain file; move it away");
+    return bad_notice(path, "it is not a regular file; move it away");
   if (number == EMFILE || number == ENFILE || number == ENOMEM) {
     return fail(errc::overloaded, path + " cannot be opened: " + what_errno(number) +
                                       "; close some files, or raise the limit (ulimit -n)");
@@ -68,7 +68,7 @@ result<owned_fd> open_notice(const std::string& path, int flags) {
   if (!fd && errno == ENOENT) return fail(errc::not_found, path + " is not there");
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0) return notice_error(path, errno);
-  if (!S_ISREG(about.st_mode)) return bad_notice(path, "it is no plain file; move it away");
+  if (!S_ISREG(about.st_mode)) return bad_notice(path, "it is not a regular file; move it away");
   if (about.st_uid != ::geteuid()) return bad_notice(path, "it belongs to somebody else");
   return fd;
 }
@@ -246,7 +246,8 @@ result<std::unique_ptr<supervisor_notice>> supervisor_notice::claim(const config
     if (::flock(fd->get(), LOCK_SH | LOCK_NB) != 0) return held_error(path, fd->get(), of);
     ::flock(fd->get(), LOCK_UN);
     if (i == tries_beside_lookers)
-      return fail(errc::overloaded, path + " is looked at without an end; try again later");
+      return fail(errc::overloaded,
+                  path + " is being read by other processes all the time; try again later");
     std::this_thread::sleep_for(between_tries);
   }
   file_lock held{std::move(*fd)};

@@ -136,7 +136,7 @@ unexpected bad_log(const std::string& path, errc code, const std::string& why) {
 /// Opened here rather than in the child, so that errors can be reported. Non-blocking, because the
 /// path may be a pipe.
 result<transport::owned_fd> open_first_log(const std::string& path) {
-  constexpr const char* no_plain_file = "it is no plain file; move it away";
+  constexpr const char* no_plain_file = "it is not a regular file; move it away";
   transport::owned_fd fd{
       ::open(path.c_str(),
              O_WRONLY | O_CREAT | O_APPEND | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600)};
@@ -168,7 +168,7 @@ result<std::string> troupe_command(const std::vector<std::string>& environment) 
   if (auto named = variable_in(environment, "TROUPE_COMMAND"); !named.empty()) {
     if (is_command(named)) return named;
     return fail(errc::not_found, "no supervisor can be begun: TROUPE_COMMAND is " + named +
-                                     ", which is no program" + what_to_do);
+                                     ", which is not a program" + what_to_do);
   }
   const auto own = own_file();
   if (own.filename() == command_name) return std::string{program_of_this_process};

@@ -134,7 +134,7 @@ result<certificate_pair> make_node_certificate(const certificate_pair& authority
   life.until = std::min(life.until, openssl::time_of(::X509_get0_notAfter(issuer)));
   // In OpenSSL's list syntax a name ends at a comma.
   if (cluster.empty() || cluster.find_first_of(",;\n") != std::string::npos)
-    return fail(errc::invalid_config, "`" + cluster + "` is no name of a cluster");
+    return fail(errc::invalid_config, "`" + cluster + "` is not a name of a cluster");
   const std::initializer_list<extension_text> extensions{
       {NID_basic_constraints, "critical,CA:FALSE"},
       {NID_key_usage, "critical,digitalSignature"},

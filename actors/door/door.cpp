@@ -12,7 +12,7 @@
 
 #include "troupe/actors/door/door_credentials.hpp"
 #include "troupe/actors/door/door_dial.hpp"
-#include "troupe/actors/door/door_guests.hpp"
+#include "troupe/actors/door/door_listener.hpp"
 #include "troupe/actors/door/door_pump.hpp"
 #include "troupe/actors/door/door_sockets.hpp"
 #include "troupe/actors/door/door_thread.hpp"
@@ -69,7 +69,7 @@ class door_here final : public door {
         loop_{std::move(loop)},
         guests_{*loop_, {options.patience, options.max_strangers}, reports()} {
     loop_->on_exception([this](const std::string& what) {
-      notices_.tell("what was under way for a connection was given up: " + what);
+      notices_.tell("the work on a connection was given up: " + what);
     });
   }
 
@@ -111,7 +111,7 @@ class door_here final : public door {
     const auto open = [this, shared, bound, loopback, admitted = std::move(admitted)] {
       if (!loopback.empty() && told_loopback_.insert(loopback).second)
         notices_.tell_surely(loopback);
-      return guests_.open(std::move(*shared), bound, [this, admitted](door_guest who) {
+      return guests_.open(std::move(*shared), bound, [this, admitted](proven_connection who) {
         if (const auto plain = hand_out(std::move(who))) {
           admitted(*plain);
         } else {
@@ -155,7 +155,7 @@ class door_here final : public door {
       const auto begun = or_error("cannot connect", [&] {
         made = std::make_shared<door_dial>(*loop_, host, port, deadline, credentials());
         dials_.insert(made);
-        made->begin(resolver_, [this, made, then](result<door_guest> how) {
+        made->begin(resolver_, [this, made, then](result<proven_connection> how) {
           dials_.erase(made);
           then(how ? hand_out(std::move(*how)) : fail(how.error()));
         });
@@ -175,7 +175,7 @@ class door_here final : public door {
   }
 
  private:
-  door_guests::reports reports() {
+  door_listener::reports reports() {
     return {.credentials = [this] { return credentials(); },
             .notice = [this](const std::string& sentence) { notices_.tell(sentence); },
             .admitted = [this] { ++admitted_; },
@@ -195,7 +195,7 @@ class door_here final : public door {
   }
 
   /// Makes the socket that the caller gets for an admitted connection.
-  result<door_socket> hand_out(door_guest who) {
+  result<door_socket> hand_out(proven_connection who) {
     if (!who.tls) return who.fd.release();
     int ends[2]{-1, -1};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0) {
@@ -238,7 +238,7 @@ class door_here final : public door {
   std::unordered_set<std::string> told_loopback_;  ///< once per name
   std::unique_ptr<door_loop> loop_;
   door_resolver resolver_;
-  door_guests guests_;
+  door_listener guests_;
   std::unordered_set<std::shared_ptr<door_dial>> dials_;
   std::atomic<std::uint64_t> admitted_{0}, refused_{0};
   std::unordered_set<std::shared_ptr<door_pump>> pumps_;

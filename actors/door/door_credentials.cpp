@@ -151,7 +151,7 @@ void door_credential_watch::read_again(clock::time_point now, const listeners& t
   if (told_ || now - *misfit_ < silent_time) return;
   told_ = true;
   if (tell.failed) {
-    tell.failed("changed credentials cannot be taken over, the old ones stay in force: " +
+    tell.failed("the changed credentials cannot be used, the old ones stay in force: " +
                 loaded.error().message);
   }
 }
@@ -162,7 +162,7 @@ void door_credential_watch::warn_of_the_end(clock::time_point now, const listene
   if (left > warning_time) return;
   next_warning_ = now + std::chrono::hours{24};
   const auto hours = std::chrono::duration_cast<std::chrono::hours>(left).count();
-  const auto when = left.count() <= 0 ? std::string{" has expired: no node is let in by it"}
+  const auto when = left.count() <= 0 ? std::string{" has expired: no node is admitted with it"}
                                       : " expires in " + std::to_string(hours) + " hours";
   tell.ends(what_ends(in_force_->tls->first_to_end(), security_, when));
 }

@@ -65,9 +65,9 @@ void door_dial::on_addresses(result<std::vector<socket_address>> found) {
         std::erase_if(addresses_, [](const auto& address) { return !is_loopback(address); });
     if (others != 0) {
       last_ = {errc::invalid_config,
-               "it is no loopback address and security.mode is not tls: whoever answers there, or "
-               "on the way, would be taken for a node; set security.mode: tls, and give a command "
-               "the deployment's file instead of HOST:PORT"};
+               "it is not a loopback address and security.mode is not tls: anyone who answers "
+               "there, or on the way, would be taken for a node; set security.mode: tls, and give "
+               "a command the deployment's file instead of HOST:PORT"};
     }
   }
   try_next();
@@ -124,10 +124,10 @@ void door_dial::greet() {
   stop_waiting();
   greeting_ = std::make_shared<door_greeting>(loop_, std::move(fd_), door_handshake::role::client,
                                               port_, credentials_);
-  greeting_->begin(until_, [self](result<door_guest> how) { self->finish(std::move(how)); });
+  greeting_->begin(until_, [self](result<proven_connection> how) { self->finish(std::move(how)); });
 }
 
-void door_dial::finish(result<door_guest> how) {
+void door_dial::finish(result<proven_connection> how) {
   const auto self = shared_from_this();
   stop_waiting();
   fd_.reset();

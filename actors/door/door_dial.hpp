@@ -15,7 +15,7 @@ namespace troupe::actors {
 class door_dial : public std::enable_shared_from_this<door_dial> {
  public:
   using clock = door_loop::clock;
-  using outcome = std::function<void(result<door_guest>)>;
+  using outcome = std::function<void(result<proven_connection>)>;
 
   door_dial(door_loop& loop, std::string host, std::uint16_t port, clock::time_point until,
             std::shared_ptr<const door_credentials> credentials);
@@ -37,7 +37,7 @@ class door_dial : public std::enable_shared_from_this<door_dial> {
   void on_connected();
   void refused(troupe::error why);
   void greet();
-  void finish(result<door_guest> how);
+  void finish(result<proven_connection> how);
   void stop_waiting();
 
   door_loop& loop_;

@@ -105,7 +105,7 @@ void door_greeting::enter_stage() {
 
 void door_greeting::secure() {
   if (credentials_->mode != door_security::mode::tls) {
-    finish(door_guest{std::move(fd_), nullptr});
+    finish(proven_connection{std::move(fd_), nullptr});
     return;
   }
   if (!tls_) {
@@ -117,7 +117,9 @@ void door_greeting::secure() {
     tls_ = std::move(*made);
   }
   switch (tls_->greet()) {
-    case door_tls_session::step::done: finish(door_guest{std::move(fd_), std::move(tls_)}); return;
+    case door_tls_session::step::done:
+      finish(proven_connection{std::move(fd_), std::move(tls_)});
+      return;
     case door_tls_session::step::wants_read: loop_.change(watch_, EPOLLIN); return;
     case door_tls_session::step::wants_write: loop_.change(watch_, EPOLLOUT); return;
     case door_tls_session::step::ended:
@@ -188,13 +190,14 @@ void door_greeting::discard_some() {
 }
 
 void door_greeting::on_time() {
-  finish(fail(errc::deadline,
-              handshake_.heard() ? "the peer did not end its part of the greeting in time"
-                                 : "the peer said nothing in time; it is stopped or overloaded, or "
-                                   "no node of Troupe"));
+  finish(fail(
+      errc::deadline,
+      handshake_.heard()
+          ? "the peer did not complete its part of the greeting in time"
+          : "the peer said nothing in time; it is stopped or overloaded, or not a Troupe node"));
 }
 
-void door_greeting::finish(result<door_guest> how) {
+void door_greeting::finish(result<proven_connection> how) {
   const auto self = shared_from_this();
   auto then = std::move(then_);
   give_up();
@@ -205,7 +208,7 @@ void door_greeting::finish_hung_up(int number) {
   std::string sentence = "the peer hung up ";
   sentence += handshake_.heard() ? "in the middle of the greeting" : "without a word";
   if (number != 0) sentence += " (" + transport::what_errno(number) + ")";
-  sentence += "; it is ending, has too many others at its door, or is no node of Troupe";
+  sentence += "; it is ending, has too many other connections waiting, or is not a Troupe node";
   finish(fail(errc::link_broken, std::move(sentence)));
 }
 

@@ -14,7 +14,7 @@
 namespace troupe::actors {
 
 /// The result of a successful greeting.
-struct door_guest {
+struct proven_connection {
   owned_fd fd;
   std::unique_ptr<door_tls_session> tls;  ///< over `fd`, in mode tls
 };
@@ -24,7 +24,7 @@ struct door_guest {
 /// the handshake.
 class door_greeting : public std::enable_shared_from_this<door_greeting> {
  public:
-  using outcome = std::function<void(result<door_guest>)>;
+  using outcome = std::function<void(result<proven_connection>)>;
 
   /// `port`: the port of the listening end.
   door_greeting(door_loop& loop, owned_fd fd, door_handshake::role who, std::uint16_t port,
@@ -62,7 +62,7 @@ class door_greeting : public std::enable_shared_from_this<door_greeting> {
   void part();
   void discard_some();
   void on_time();
-  void finish(result<door_guest> how);
+  void finish(result<proven_connection> how);
   void finish_hung_up(int number);
 
   door_loop& loop_;

@@ -68,14 +68,14 @@ troupe::error another_mode(std::byte theirs, door_security::mode ours) {
 
 troupe::error another_version(unsigned theirs) {
   return {errc::version_mismatch, "the peer speaks version " + std::to_string(theirs) +
-                                      " of the protocol at the door, we speak version " +
+                                      " of the cluster port's protocol, we speak version " +
                                       std::to_string(unsigned{door_handshake::version}) +
                                       "; run the same release of Troupe on every node"};
 }
 
 troupe::error another_key(door_security::mode mode) {
   if (mode == door_security::mode::open)
-    return {errc::unauthorized, "the peer speaks the protocol at the door wrongly"};
+    return {errc::unauthorized, "the peer violates the protocol of the cluster port"};
   return {errc::unauthorized,
           "the peer has another secret; give every node the same file (security.secret)"};
 }

@@ -63,7 +63,7 @@ result<owned_fd> listen_at(const std::string& host, std::uint16_t port) {
     return fail(errc::already_exists,
                 where + transport::what_errno(why) + "; choose another port, or 0 for any");
   }
-  const auto* advice = why == EADDRNOTAVAIL ? "; it is no address of this machine"
+  const auto* advice = why == EADDRNOTAVAIL ? "; it is not an address of this machine"
                        : why == EACCES      ? "; choose a port above 1023"
                                             : "";
   return fail(errc::invalid_config, where + transport::what_errno(why) + advice);

@@ -44,8 +44,7 @@ std::string what_is_wrong(long verified, int depth) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
       if (depth > 0) return std::string{"its authority has expired; "} + new_authority_advice;
       return "it has expired; `troupe certs renew DIR` makes a new one";
-    case X509_V_ERR_CERT_NOT_YET_VALID:
-      return "its time has not come yet; set the clocks of both hosts";
+    case X509_V_ERR_CERT_NOT_YET_VALID: return "it is not valid yet; set the clocks of both hosts";
     case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
     case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
     case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
@@ -102,7 +101,8 @@ door_tls_session::step door_tls_session::greet() {
   std::array<std::byte, 1> word{confirmation};
   const auto confirmed = role_ == door_handshake::role::server ? write(word) : read(word);
   if (confirmed.how == step::done && word.front() != confirmation) {
-    why_ = {errc::version_mismatch, "the peer does not confirm as this release of Troupe does"};
+    why_ = {errc::version_mismatch,
+            "the peer's confirmation is not that of this release of Troupe"};
     return step::broken;
   }
   if (confirmed.how == step::ended) {
@@ -155,7 +155,7 @@ troupe::error door_tls_session::reason(int number) {
   if (about_certificates(why)) {
     return {errc::unauthorized,
             "the peer does not accept our certificate (" + text +
-                "); its log says why: another authority, another cluster, or past its time"};
+                "); its log says why: another authority, another cluster, or expired"};
   }
   std::string sentence = "the peer hung up (";
   sentence += number != 0 ? transport::what_errno(number) : text;

@@ -107,7 +107,7 @@ result<void> take_own(SSL_CTX* into, const door_security& security) {
     (void)openssl::last_error();
     return bad_file("key", security.key,
                     "it does not belong to the certificate in " + security.certificate +
-                        "; `troupe certs renew DIR` makes both again");
+                        "; `troupe certs renew DIR` makes a new pair");
   }
   bool taken = ::SSL_CTX_use_certificate(into, all.front().get()) == 1 &&
                ::SSL_CTX_use_PrivateKey(into, key.get()) == 1;

@@ -17,6 +17,7 @@
 #include "troupe/actors/engine/engine_edge.hpp"
 #include "troupe/actors/engine/engine_setup.hpp"
 #include "troupe/actors/host_options.hpp"
+#include "troupe/actors/leased_name.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node/node.hpp"
 #include "troupe/actors/node/node_end.hpp"
@@ -27,7 +28,6 @@
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/actors/runtime/room_to_start.hpp"
 #include "troupe/actors/runtime/system.hpp"
-#include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/actors/values/value_regions.hpp"
 #include "troupe/kvcache/or_error.hpp"
@@ -157,8 +157,9 @@ class node_engine final : public engine {
       return fail(fine.error());
     if (auto known = check_nodes(*context_, spec.held_for); !known) return fail(known.error());
     if (std::ranges::find(spec.held_for, context_->self.name) != spec.held_for.end()) {
-      return fail(errc::invalid_config, "`held_for` names " + context_->self.name +
-                                            ", which is the node that sends; name who receives");
+      return fail(errc::invalid_config,
+                  "`held_for` names " + context_->self.name +
+                      ", which is the node that sends; name the nodes that receive");
     }
     const auto room = std::uint64_t{spec.blocks.size()} * layout().block_tokens;
     operation_table::entry what{operation_kind::send, spec.request, operation_table::room_of(room),
@@ -468,9 +469,9 @@ class node_engine final : public engine {
         context_->events.push_last({operation, event_failed{why}});
       }
     }
-    context_->events.close({errc::aborted,
-                            "the node was stopped; a peer that stands still may yet touch what the "
-                            "operation was about"});
+    context_->events.close(
+        {errc::aborted,
+         "the node was stopped; a frozen peer may still touch the memory of the operation"});
   }
 
   bool poll_once() {
@@ -611,8 +612,8 @@ result<std::unique_ptr<engine>> start_as(const config::deployment& deployment,
                                          engine_options options) {
   if (options.join && !name.empty()) {
     return fail(errc::invalid_config, "node `" + std::string{name} +
-                                          "` is named, and `join` announces another; who joins "
-                                          "is called by what it announces, so leave the name out");
+                                          "` is named, and `join` announces another; a node that "
+                                          "joins is called as it announces, so leave the name out");
   }
   auto settings = options.join ? actors::settings_to_join(deployment, options)
                                : actors::settings_of(deployment, name);
@@ -659,9 +660,9 @@ result<std::unique_ptr<engine>> engine::start(const config::deployment& deployme
   return start_or_error(deployment, name, actors::draw_incarnation(), std::move(options));
 }
 
-result<std::unique_ptr<engine>> actors::start_claimed(const config::deployment& deployment,
-                                                      const claimed_slot& slot,
-                                                      engine_options options) {
+result<std::unique_ptr<engine>> actors::start_with_name(const config::deployment& deployment,
+                                                        const leased_name& slot,
+                                                        engine_options options) {
   return start_or_error(deployment, slot.name(), slot.incarnation(), std::move(options));
 }
 

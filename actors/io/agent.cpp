@@ -56,15 +56,15 @@ result<void> check(const agent_options& options) {
     return wrong("lanes is " + std::to_string(options.lanes) + ", expected 1 to 64");
   }
   if (options.peer_silence < milliseconds{100} || options.connect_timeout < milliseconds{1}) {
-    return wrong("peer_silence is at least 100 ms and connect_timeout 1 ms");
+    return wrong("peer_silence must be at least 100 ms and connect_timeout at least 1 ms");
   }
   if (options.max_peers < 1 || options.max_transfers < 1) {
-    return wrong("max_peers and max_transfers are at least 1");
+    return wrong("max_peers and max_transfers must be at least 1");
   }
   if (options.max_notices < least_notices || options.max_notice_bytes < least_notice_bytes) {
-    return wrong("max_notices is at least " + std::to_string(least_notices) +
+    return wrong("max_notices must be at least " + std::to_string(least_notices) +
                  " and max_notice_bytes " + std::to_string(least_notice_bytes) +
-                 ": so much peers may send before they have asked");
+                 ": peers may send that much before they ask");
   }
   return {};
 }

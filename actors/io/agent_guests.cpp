@@ -75,10 +75,11 @@ void agent_core::send_away(const std::shared_ptr<newcomer>& from, const troupe::
 
 void agent_core::on_hello(const std::shared_ptr<newcomer>& from, const hello& said) {
   if (said.to != life_) {
-    send_away(from, {errc::stale_incarnation,
-                     "agent '" + options_.name +
-                         "' has another life now than the descriptor says; give the peer a new "
-                         "descriptor"});
+    send_away(
+        from,
+        {errc::stale_incarnation,
+         "agent '" + options_.name +
+             "' is not the incarnation that the descriptor names; give the peer a new descriptor"});
     return;
   }
   const auto right = prove(proof_role::dialer, token_, from->nonce, said.nonce, said.from, life_);
@@ -105,7 +106,8 @@ result<descriptor> agent_core::check_introduction(const newcomer& from, const in
   auto self = descriptor::decode(said.self);
   if (!self) return self;
   if (self->life != from.life) {
-    return fail(errc::unauthorized, "the peer introduces itself as another than it has greeted as");
+    return fail(errc::unauthorized,
+                "the peer introduces itself under another identity than it greeted with");
   }
   if (!self->memories.empty()) {
     return fail(errc::unauthorized,
@@ -268,9 +270,9 @@ void agent_core::on_frame(std::uint64_t link, std::span<const std::byte> bytes) 
   } else if (!guest && said && std::holds_alternative<taken>(*said)) {
     on_taken(link, who, std::get<taken>(*said));
   } else {
-    const auto why =
-        said ? troupe::error{errc::link_broken, "the peer sent a frame of the other end"}
-             : said.error();
+    const auto why = said ? troupe::error{errc::link_broken,
+                                          "the peer sent a frame that only the other end sends"}
+                          : said.error();
     loop_->post([this, link, why] { link_went(link, why); });
   }
 }

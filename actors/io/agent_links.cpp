@@ -105,9 +105,9 @@ void agent_core::watch_answer(const peer_ptr& who, std::uint64_t link) {
       const lock_type lock{mutex_};
       if (who->link != link || who->answered) return;
     }
-    link_went(link, {errc::peer_unreachable, "agent '" + who->known.name +
-                                                 "' did not answer in time to what a link is "
-                                                 "made with"});
+    link_went(link,
+              {errc::peer_unreachable,
+               "agent '" + who->known.name + "' did not answer the request for a link in time"});
   }));
 }
 

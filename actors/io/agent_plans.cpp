@@ -171,7 +171,7 @@ result<transfer_handle> agent_core::move(transport::direction dir, plan_id over,
     with = *found;
   }
   if (!with->session) {
-    return fail(errc::invalid_config, "plan " + std::to_string(over.value) + " is no session");
+    return fail(errc::invalid_config, "plan " + std::to_string(over.value) + " is not a session");
   }
   const auto& [own, theirs] = *with->session;
   placed_list here;

@@ -147,7 +147,7 @@ void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transf
     if (!pieces) {
       refuse(*who, which,
              {errc::grant_revoked, "agent '" + who->known.name +
-                                       "' grants its memory otherwise than it has described it"});
+                                       "' grants its memory differently from its description"});
       return;
     }
   }

@@ -49,7 +49,7 @@ void control_channel::send(const control_message& said) {
   const auto bytes = encode(said);
   out_.insert(out_.end(), bytes.begin(), bytes.end());
   if (out_.size() > max_waiting) {
-    end({errc::peer_lost, "the peer does not take what is said to it"});
+    end({errc::peer_lost, "the peer does not read what is sent to it"});
     return;
   }
   flush();

@@ -26,7 +26,7 @@ std::uint64_t check_of(std::span<const std::byte> bytes) noexcept {
 
 unexpected no_descriptor(const std::string& why) {
   return fail(errc::invalid_config,
-              "these bytes are no descriptor of an agent: " + why +
+              "these bytes are not an agent's descriptor: " + why +
                   "; give `add_peer` what `describe` returned at the peer, whole and unchanged");
 }
 
@@ -99,12 +99,12 @@ std::vector<std::byte> descriptor::encode() const {
 
 result<descriptor> descriptor::decode(std::span<const std::byte> bytes) {
   if (bytes.size() > agent::max_descriptor_size) {
-    return no_descriptor("they are " + std::to_string(bytes.size()) + ", the most is " +
+    return no_descriptor("there are " + std::to_string(bytes.size()) + ", the most is " +
                          std::to_string(agent::max_descriptor_size));
   }
   byte_reader from{bytes};
   if (!std::ranges::equal(from.take_raw(magic.size()), magic)) {
-    return no_descriptor("they begin otherwise");
+    return no_descriptor("they do not begin like one");
   }
   if (const auto other = from.take<std::uint16_t>(); from.ok() && other != version) {
     return fail(errc::version_mismatch,
@@ -113,8 +113,8 @@ result<descriptor> descriptor::decode(std::span<const std::byte> bytes) {
   }
   const auto size = from.take<std::uint32_t>();
   if (!from.ok() || size != bytes.size() || size < header_size + check_size) {
-    return no_descriptor("they are " + std::to_string(bytes.size()) + ", and say that they are " +
-                         std::to_string(size));
+    return no_descriptor("there are " + std::to_string(bytes.size()) +
+                         ", and they say that there are " + std::to_string(size));
   }
   byte_reader check{bytes.last(std::min(check_size, bytes.size()))};
   if (check.take<std::uint64_t>() != check_of(bytes.first(bytes.size() - check_size))) {
@@ -131,7 +131,7 @@ result<descriptor> descriptor::decode(std::span<const std::byte> bytes) {
   const auto count = from.take<std::uint32_t>();
   if (!from.ok() || made.life.value == 0 || made.port == 0 || made.host.empty() ||
       made.name.empty()) {
-    return no_descriptor("life, port, host or name are not there");
+    return no_descriptor("life, port, host or name is missing");
   }
   for (std::uint32_t i = 0; i < count; ++i) {
     auto one = take_memory(from);

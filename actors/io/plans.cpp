@@ -230,9 +230,9 @@ result<planned_batch> pair_up(const placed_list& local, std::span<const std::uin
   const auto count = local_index.empty() ? local.entries() : local_index.size();
   const auto others = remote_index.empty() ? remote.entries() : remote_index.size();
   if (count != others || count == 0) {
-    return fail(errc::out_of_range, std::to_string(count) + " local entries and " +
-                                        std::to_string(others) +
-                                        " remote ones; a transfer has as many of both, and some");
+    return fail(errc::out_of_range,
+                std::to_string(count) + " local entries and " + std::to_string(others) +
+                    " remote ones; a transfer needs as many of each, and at least one");
   }
   batch_builder made{merge};
   for (std::size_t i = 0; i < count; ++i) {

@@ -140,7 +140,7 @@ std::array<std::byte, Size> take_array(byte_reader& from) {
 }
 
 unexpected no_message() {
-  return fail(errc::unauthorized, "what came over the connection is no message of an agent");
+  return fail(errc::unauthorized, "the bytes on the connection are not a message of an agent");
 }
 
 result<control_message> take_challenge(byte_reader& from) {

@@ -87,13 +87,13 @@ std::optional<transport::backend_kind> peer_link::next_kind() const {
     if (!tried(*settings.backend)) return settings.backend;
   } else {
     for (const auto& here : context_->endpoint->backends()) {  // the best comes first
-      if (here.state.usable && !tried(here.kind) && !in_the_way(here.kind)) {
+      if (here.state.usable && !tried(here.kind) && !why_unusable(here.kind)) {
         return here.kind;
       }
     }
   }
   for (const auto kind : settings.fallback) {
-    if (!settings.backend && in_the_way(kind)) continue;
+    if (!settings.backend && why_unusable(kind)) continue;
     if (!tried(kind)) return kind;
   }
   return std::nullopt;
@@ -117,7 +117,7 @@ std::string peer_link::left_out() const {
       text += name;
       // `troupe info` prints the advice.
       text += without_advice(other.state.reason);
-    } else if (const auto why = in_the_way(other.kind); why && !was_given_up(other.kind)) {
+    } else if (const auto why = why_unusable(other.kind); why && !was_given_up(other.kind)) {
       text += name + why->message;
     }
   }
@@ -150,7 +150,7 @@ void peer_link::part_from_other_end(const std::string& why) {
 
 /// Tells the acceptor of a failed attempt not to wait until its time is over; the next attempt gets
 /// its own acceptor. An acceptor that may have come up may have sessions and is asked again.
-void peer_link::turn_away(const std::string& why) {
+void peer_link::dismiss_acceptor(const std::string& why) {
   if (!broke_ && !may_be_up_there_ && other_end_) part_from_other_end(why);
 }
 
@@ -261,7 +261,7 @@ void peer_link::try_next_backend() {
   chose_ = true;
   attempt_began_ = now();
   if (broke_) ++tries_;
-  if (const auto why = in_the_way(*kind)) {
+  if (const auto why = why_unusable(*kind)) {
     backend_failed(*why);
     return;
   }
@@ -302,7 +302,7 @@ void peer_link::backend_failed(const troupe::error& why) {
   // The caller reads the sentence of the last failure if no backend is left.
   why_ended_ = to_string(why);
   phase_ = phase::dialling;
-  turn_away(why_ended_);
+  dismiss_acceptor(why_ended_);
   // A backend that is unusable at either side will not become usable in a moment, and the peer does
   // not wait for ever. But the device port of a link that was up may come back.
   const bool hopeless =

@@ -89,7 +89,7 @@ void peer_link::on_peer_left(peer_left order) {
   // The peer's node may have left before its link actor hears of it, and that actor would take our
   // link, closed now, for broken. Wait until it answers our goodbye or ends, or our patience ends.
   if (leaving_) return;
-  tell(port_, port_event{link_leaves{peer_.name, peer_.incarnation, self_->id()}});
+  tell(port_, port_event{link_draining{peer_.name, peer_.incarnation, self_->id()}});
   if (phase_ != phase::up) {
     end_link(std::move(order.why));
     return;

@@ -59,7 +59,7 @@ link_reply peer_link::refuse(troupe::error why) {
   if (broke_) {
     // The peer may try again, or try another backend.
     phase_ = phase::dialling;
-    retire_transport();
+    drop_transport();
     wait_for_dialler();
   } else {
     end_link(std::move(why));
@@ -85,8 +85,8 @@ std::optional<link_reply> peer_link::prepare_again(const link_request& request) 
     no.sentence = why_ended_;
     return no;
   }
-  retire_transport();
-  heard_besides();
+  drop_transport();
+  on_process_answered();
   ++tries_;
   wait_for_dialler();
   return std::nullopt;
@@ -125,7 +125,7 @@ std::vector<std::string> cache_gpus(const node_context& context) {
 
 result<void> peer_link::adopt_gpus(const std::vector<std::string>& named) {
   if (named.size() > max_cache_gpus || !std::ranges::all_of(named, is_bus_id)) {
-    return fail(errc::out_of_range, peer_.name + " names GPUs that are none, or more than " +
+    return fail(errc::out_of_range, peer_.name + " names invalid GPUs, or more than " +
                                         std::to_string(max_cache_gpus) +
                                         "; it must run this release of Troupe");
   }
@@ -133,7 +133,7 @@ result<void> peer_link::adopt_gpus(const std::vector<std::string>& named) {
   return {};
 }
 
-std::optional<troupe::error> peer_link::in_the_way(transport::backend_kind kind) const {
+std::optional<troupe::error> peer_link::why_unusable(transport::backend_kind kind) const {
   const auto& here = *context_;
   if (transport::joins_one_host_only(kind)) {
     auto apart = transport::why_apart(here.endpoint->identity(), place_of(peer_));
@@ -146,7 +146,7 @@ std::optional<troupe::error> peer_link::in_the_way(transport::backend_kind kind)
 }
 
 result<void> peer_link::judge(const std::vector<std::string>& gpus) const {
-  if (auto why = in_the_way(choice_.kind)) return fail(std::move(*why));
+  if (auto why = why_unusable(choice_.kind)) return fail(std::move(*why));
   auto chosen = context_->endpoint->choose(peer_with(gpus), choice_.kind);
   if (!chosen) return fail(std::move(chosen).error());
   return {};

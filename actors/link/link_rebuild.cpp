@@ -50,7 +50,7 @@ void peer_link::meet(const caf::strong_actor_ptr& other) {
   self_->monitor(other_end_);
 }
 
-void peer_link::retire_transport() {
+void peer_link::drop_transport() {
   if (!link_) return;
   const auto generation = generation_++;
   former_link former{generation, std::move(link_), {}};
@@ -89,7 +89,7 @@ void peer_link::break_link(const troupe::error& why) {
   broke_ = why;
   last_break_ = to_string(why);
   count_.broke();
-  retire_transport();
+  drop_transport();
   pulse_.begin(now());
   watch();
   if (!is_dialler()) {
@@ -131,7 +131,7 @@ void peer_link::remember(transfer_id transfer, std::vector<std::byte> frame) {
   words_.push_back({transfer, std::move(frame)});
 }
 
-bool peer_link::repeat_words(transfer_id transfer) {
+bool peer_link::resend_final_messages(transfer_id transfer) {
   bool any = false;
   for (const auto& word : words_) {
     if (word.transfer != transfer) continue;
@@ -176,7 +176,7 @@ void peer_link::hear(const link_notice& notice) {
       self_->current_sender() != caf::actor_cast<caf::strong_actor_ptr>(other_end_)) {
     return;
   }
-  heard_besides();
+  on_process_answered();
   const auto ended = peer_.name + " ended the link: " + notice.why;
   switch (notice.fate) {
     case link_fate::broke:

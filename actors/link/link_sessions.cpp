@@ -39,7 +39,7 @@ void peer_link::on_say(say order) {
     return;
   }
   const bool up = phase_ == phase::up;
-  const bool last = order.grants.empty() && is_last_word(order.message);
+  const bool last = order.grants.empty() && is_final_message(order.message);
   // A message that waits for room would follow the last word and begin the transfer again.
   if (last) leave_room(transfer);
   // While the link is being rebuilt only last words are kept: the session will hear of the new
@@ -54,7 +54,7 @@ void peer_link::on_say(say order) {
   if (!frame) {
     sent = fail(frame.error());
   } else {
-    if (up) sent = order.nobody_waits ? link_->send_soon(*frame) : link_->send_frame(*frame);
+    if (up) sent = order.may_be_delayed ? link_->send_soon(*frame) : link_->send_frame(*frame);
     // A last word must arrive, and its session may be gone by now and cannot repeat it.
     if (last && !sent && sent.error().code == errc::overloaded) {
       self_->delayed_send(self_, room_for_last_words, link_command{std::move(order)});

@@ -145,7 +145,7 @@ void peer_link::on_session_message(session_message message) {
   if (phase_ == phase::ending) return;
   const auto route = route_of(message);
   // The peer repeats a request that has ended here: its last word was lost with the former link.
-  if (rebuilds_ > 0 && is_request(message) && repeat_words(route)) return;
+  if (rebuilds_ > 0 && is_request(message) && resend_final_messages(route)) return;
   if (const auto found = sessions_.find(route); found != sessions_.end()) {
     tell(found->second, session_event{std::move(message)});
   } else {
@@ -198,7 +198,7 @@ void peer_link::on_link_broke(link_broke broke) {
         backend_failed(broke.why);
       } else if (broke_) {
         phase_ = phase::dialling;
-        retire_transport();
+        drop_transport();
         wait_for_dialler();
       } else {
         end_link(std::move(broke.why));

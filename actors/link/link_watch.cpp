@@ -74,7 +74,7 @@ void peer_link::ask_over_link() {
 void peer_link::ask_process() {
   if (!other_end_) return;
   self_->request(other_end_, context_->settings.peer_silence, report_atom::value)
-      .then([this](const link_report&) { heard_besides(); }, [](const caf::error&) {});
+      .then([this](const link_report&) { on_process_answered(); }, [](const caf::error&) {});
 }
 
 std::string peer_link::silent_for() const {
@@ -83,7 +83,7 @@ std::string peer_link::silent_for() const {
 
 void peer_link::lose_peer() {
   std::string sentence = peer_.name + " has been " + silent_for() +
-                         " and answers on no way: it stands still, or is cut off";
+                         " and answers on no path: it is frozen, or is cut off";
   if (broke_) sentence += "; the link to it broke before (" + last_break_ + ")";
   logger("link")->warn("link to {} ({:016x}) over {}: {}", peer_.name, peer_.incarnation,
                        transport::to_string(choice_.kind), sentence);
@@ -92,16 +92,16 @@ void peer_link::lose_peer() {
 
 void peer_link::judge_peer() {
   switch (pulse_.look(now())) {
-    case link_pulse::advice::nothing: return;
-    case link_pulse::advice::ask:
+    case peer_liveness::advice::nothing: return;
+    case peer_liveness::advice::ask:
       ask_over_link();
       if (!is_up()) ask_process();
       return;
-    case link_pulse::advice::ask_both_ways:
+    case peer_liveness::advice::ask_both_ways:
       ask_over_link();
       ask_process();
       return;
-    case link_pulse::advice::link_is_silent:
+    case peer_liveness::advice::link_is_silent:
       // An engine that polls may compute for longer, and its link is read only afterwards.
       if (!is_up() || context_->polled || ear_->peer_polls.load(std::memory_order_relaxed)) {
         pulse_.sign(now());
@@ -109,7 +109,7 @@ void peer_link::judge_peer() {
       }
       break_link({errc::link_broken, peer_.name + " was " + silent_for()});
       return;
-    case link_pulse::advice::peer_is_silent:
+    case peer_liveness::advice::peer_is_silent:
       // What the peer sent may still be unread.
       if (is_up() && context_->polled) read_out(frames_per_watch);
       if (is_up() && moved()) {
@@ -138,7 +138,7 @@ void peer_link::read_out(std::size_t frames) {
   const inline_executor::scope hands_over{reader_};  // hands over the jobs from before the adoption
 }
 
-void peer_link::heard_besides() {
+void peer_link::on_process_answered() {
   pulse_.word(now());
   // While no link is up to carry a sign of life, this counts as one over the link.
   if (!is_up()) pulse_.sign(now());

@@ -17,7 +17,7 @@
 
 #include "troupe/actors/link/link.hpp"
 #include "troupe/actors/link/link_count.hpp"
-#include "troupe/actors/link/link_pulse.hpp"
+#include "troupe/actors/link/peer_liveness.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::links {
@@ -45,13 +45,13 @@ struct signs_of_life {
 ///   connecting  transport is up              up          link_ready to the port
 ///   up          transport broke              dialling    the dialling side dials again, the other
 ///                                                        waits for it; see below
-///   up          peer_left                    up          link_leaves to the port; the peer's last
+///   up          peer_left                    up          link_draining to the port; the peer's last
 ///                                                        frames are read, for some 300 ms, then:
 ///   any         leave_link                   the same    the peer is told; once it has answered,
 ///                                                        at the latest after `goodbye_patience`:
 ///   up          close_link, peer has left,   ending      link_is_lost to its sessions, link_gone
 ///               the peer knows that we leave
-///   dialling,   close_link, peer_left, the   ending      the same (link_leaves before it)
+///   dialling,   close_link, peer_left, the   ending      the same (link_draining before it)
 ///   connecting  peer's end has ended, no
 ///               attempt is left
 ///   ending      last session detached        ended       the actor quits
@@ -72,13 +72,13 @@ struct signs_of_life {
 ///   - Each time the link comes up it begins another *epoch*. Sessions hear `link_is_back`. Their
 ///     orders for an earlier epoch are dropped: the decode side asks again with new grants and says
 ///     what it has; the prefill side waits for that and posts the rest.
-///   - The last words on a transfer (`is_last_word`) hold in any epoch. The link keeps a bounded
+///   - The last words on a transfer (`is_final_message`) hold in any epoch. The link keeps a bounded
 ///     number of them and repeats them, also for sessions that have ended. They also answer a
 ///     repeated request whose transfer has ended here.
 ///   - When no attempt is left, both sides fail with `peer_lost`, naming why the link broke and the
 ///     number of attempts.
 ///
-/// **The peer is watched while something is in flight** (`link_pulse`), that is, while sessions are
+/// **The peer is watched while something is in flight** (`peer_liveness`), that is, while sessions are
 /// attached or fences pending. A link that stays silent while the process behind it still answers
 /// is treated as broken, as above. A peer that answers neither over the link nor otherwise for
 /// `peer_silence` is lost: its sessions are told `peer_lost`, and their fences hold or not, as
@@ -148,7 +148,7 @@ class peer_link {
   void backend_failed(const troupe::error& why);
   [[nodiscard]] std::chrono::milliseconds pause_before_next() const;
   void part_from_other_end(const std::string& why);
-  void turn_away(const std::string& why);
+  void dismiss_acceptor(const std::string& why);
 
   // -- what both sides tell each other before they connect (link_handshake.cpp)
 
@@ -163,7 +163,7 @@ class peer_link {
   [[nodiscard]] result<void> adopt_gpus(const std::vector<std::string>& named);
   /// Why this backend cannot serve this pair of nodes, from what the peer has said so far: of its host
   /// when it registered, of its cache when the link is made. Empty if it can.
-  [[nodiscard]] std::optional<troupe::error> in_the_way(transport::backend_kind kind) const;
+  [[nodiscard]] std::optional<troupe::error> why_unusable(transport::backend_kind kind) const;
   /// Whether the chosen backend joins this node with the peer, whose cache is on `gpus`. Each side
   /// judges this for itself.
   [[nodiscard]] result<void> judge(const std::vector<std::string>& gpus) const;
@@ -217,7 +217,7 @@ class peer_link {
   /// node is leaving.
   void break_link(const troupe::error& why);
   /// Drops the transport link. It is destroyed once the fences of all its sessions hold.
-  void retire_transport();
+  void drop_transport();
   /// The acceptor waits for the dialling side for a bounded time.
   void wait_for_dialler();
   void on_look_for_dialler(const look_for_dialler& order);
@@ -228,7 +228,7 @@ class peer_link {
   /// Keeps the frame of a last word.
   void remember(transfer_id transfer, std::vector<std::byte> frame);
   /// Repeats the last words on a transfer. Returns whether there are any.
-  bool repeat_words(transfer_id transfer);
+  bool resend_final_messages(transfer_id transfer);
   /// The error when no attempt is left.
   [[nodiscard]] troupe::error given_up(const troupe::error& last) const;
   /// Adopts the peer's actor of this link, known from its first message, and monitors it.
@@ -257,7 +257,7 @@ class peer_link {
   /// Reads what has arrived over the link, in at most `frames` polls.
   void read_out(std::size_t frames);
   /// Notes a sign of life of the peer's process that came by another way than the link.
-  void heard_besides();
+  void on_process_answered();
   [[nodiscard]] bool moved();
   [[nodiscard]] bool is_up() const;
   [[nodiscard]] bool in_flight() const;
@@ -324,7 +324,7 @@ class peer_link {
 
   // -- whether the peer lives
 
-  link_pulse pulse_;
+  peer_liveness pulse_;
   /// Signs of life over the present transport link.
   std::shared_ptr<signs_of_life> ear_{std::make_shared<signs_of_life>()};
   bool watching_{false};  ///< the next look is scheduled

@@ -15,10 +15,11 @@ constexpr std::uint32_t quiet_beats_needed = 2;
 std::string live_text(std::uint64_t unfinished, std::uint64_t queue, std::uint64_t transfers) {
   std::string live;
   const auto add = [&](const std::string& what) { live += (live.empty() ? "" : ", ") + what; };
-  if (unfinished != 0) add(count_of(unfinished, "placed request") + " whose end nobody has told");
+  if (unfinished != 0)
+    add(count_of(unfinished, "placed request") + " whose end has not been reported");
   if (queue != 0) add(std::to_string(queue) + " in its queue");
   if (transfers != 0) add(count_of(transfers, "transfer"));
-  return live.empty() ? "nothing is live that is known, its next heartbeats must say so" : live;
+  return live.empty() ? "nothing known is live, its next heartbeats must confirm it" : live;
 }
 
 }  // namespace

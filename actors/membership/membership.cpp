@@ -256,7 +256,7 @@ result<void> membership_table::check_identity(const registration_request& reques
   }
   if (!is_boot_id(node.boot_id)) {
     return fail(errc::invalid_config,
-                "node " + in_quotes(node.name) + " registers with a boot id that is none (" +
+                "node " + in_quotes(node.name) + " registers with an invalid boot id (" +
                     in_quotes(node.boot_id) + "); it must run this release of Troupe");
   }
   return {};

@@ -229,7 +229,7 @@ class membership_table {
   [[nodiscard]] std::optional<std::uint64_t> incarnation_of(std::string_view name) const;
   /// The ranks of a node's replica, including the node. Empty if there is no such node.
   [[nodiscard]] std::vector<expected_slot> replica_of(std::string_view name) const;
-  /// The uses of the names, as claims need them (`slot_claims.hpp`), in the order of
+  /// The uses of the names, as claims need them (`name_leases.hpp`), in the order of
   /// `options().slots`.
   [[nodiscard]] std::vector<slot_use> uses(steady_time now) const;
   [[nodiscard]] heartbeat_ack ack(heartbeat_verdict verdict) const noexcept;

@@ -68,12 +68,13 @@ result<void> membership_table::may_cancel_drain(std::string_view name) const {
                                      "), so it is too late to cancel its drain; start it again");
   if (e->state != node_state::leaving)
     return fail(errc::not_found, who + " is " + std::string{to_string(*e->state)} +
-                                     ": nobody drains it, so there is nothing to cancel");
+                                     ": it is not being drained, so there is nothing to cancel");
   if (!e->drains || e->leaves_itself)
-    return fail(errc::peer_lost,
-                who +
-                    " leaves by its own word, or has been drained since before the supervisor was "
-                    "restarted, so there is no drain to cancel; start it again when it has left");
+    return fail(
+        errc::peer_lost,
+        who +
+            " leaves of its own accord, or has been drained since before the supervisor was "
+            "restarted, so there is no drain to cancel; start it again when it has left");
   if (!e->farewell.empty())
     return fail(errc::peer_lost, who + " was told to leave already (" + e->farewell +
                                      "), so it is too late to cancel its drain; start it again "

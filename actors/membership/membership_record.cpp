@@ -113,7 +113,7 @@ std::optional<membership_record::node> node_from(const json& object) {
 }
 
 result<membership_record> record_from(const json& object) {
-  if (!object.is_object()) return damaged("it is no JSON object");
+  if (!object.is_object()) return damaged("it is not a JSON object");
   auto cluster = text_in(object, "cluster");
   const auto limit = number_in<std::uint64_t>(object, "epoch_limit");
   const auto* nodes = array_in(object, "nodes");
@@ -122,12 +122,12 @@ result<membership_record> record_from(const json& object) {
   for (const json& one : *nodes) {
     auto node = node_from(one);
     if (!node)
-      return damaged(std::string{"node "} + std::to_string(out.nodes.size()) + " is not whole");
+      return damaged(std::string{"node "} + std::to_string(out.nodes.size()) + " is incomplete");
     out.nodes.push_back(std::move(*node));
   }
   if (const auto* over = array_in(object, "over")) {
     for (const json& one : *over) {
-      if (!one.is_number_unsigned()) return damaged("a life that is over is no number");
+      if (!one.is_number_unsigned()) return damaged("a life that is over is not a number");
       out.over.push_back(one.get<std::uint64_t>());
     }
   }
@@ -172,7 +172,8 @@ bool is_of_record(std::string_view text) noexcept {
 
 result<membership_record> parse_record(std::string_view text) {
   if (!is_of_record(text)) {
-    return fail(errc::invalid_config, text.empty() ? "it is empty" : "it is no state of Troupe's");
+    return fail(errc::invalid_config,
+                text.empty() ? "it is empty" : "it holds no state of Troupe's");
   }
   const auto end = text.find('\n');
   if (end == std::string_view::npos) return damaged("its first line does not end");

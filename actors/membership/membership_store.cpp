@@ -61,7 +61,7 @@ unexpected cannot_read(int number) {
 result<std::string> read_all(int fd) {
   struct stat about {};
   if (::fstat(fd, &about) != 0) return cannot_read(errno);
-  if (!S_ISREG(about.st_mode)) return fail(errc::invalid_config, "it is no file");
+  if (!S_ISREG(about.st_mode)) return fail(errc::invalid_config, "it is not a file");
   std::string text;
   for (;;) {
     const auto before = text.size();
@@ -90,7 +90,7 @@ result<owned_fd> open_beside(const std::string& path, int flags) {
   if (!fd) return fail(errc::invalid_config, path + ": " + what_errno(errno));
   struct stat about {};
   if (::fstat(fd.get(), &about) != 0 || !S_ISREG(about.st_mode))
-    return fail(errc::invalid_config, path + ": it is no file");
+    return fail(errc::invalid_config, path + ": it is not a file");
   return fd;
 }
 
@@ -147,7 +147,7 @@ result<std::unique_ptr<membership_store>> membership_store::open(std::string pat
   // Checked first, since merely opening a device or a pipe has effects.
   const bool is_there = std::filesystem::exists(path, ignored);
   if (is_there && !std::filesystem::is_regular_file(path, ignored)) {
-    return not_ours(path, "it is no file");
+    return not_ours(path, "it is not a file");
   }
   auto lock = lock_beside(path);
   if (!lock) return fail(lock.error());
@@ -174,7 +174,7 @@ result<std::optional<membership_record>> membership_store::read(const std::strin
   }
   if (!text) return not_ours(path_, text.error().message);
   if (text->empty()) return std::nullopt;
-  if (!is_of_record(*text)) return not_ours(path_, "it is no state of Troupe's");
+  if (!is_of_record(*text)) return not_ours(path_, "it holds no state of Troupe's");
   auto record = parse_record(*text);
   if (!record) {
     if (auto aside = set_aside(record.error().message); !aside) return fail(aside.error());
@@ -277,8 +277,8 @@ void membership_store::write_pending(std::unique_lock<std::mutex>& lock) {
   if (held_back) {
     logger("supervisor")
         ->error(
-            "{}; until that is mended a restarted supervisor knows nothing newer ({} more since "
-            "the last such line)",
+            "{}; until that is fixed, a restarted supervisor knows only the last state that was "
+            "written ({} more since the last such line)",
             written.error().message, *held_back);
   } else if (written && failing_) {
     logger("supervisor")->info("the state file {} is written again", path_);

@@ -23,8 +23,8 @@ error taken_in_since(std::string_view node, std::uint64_t registered, std::uint6
 
 }  // namespace
 
-std::optional<error> voided(const membership& seen, std::string_view node,
-                            std::uint64_t incarnation, epoch_mark placed) {
+std::optional<error> check_placement(const membership& seen, std::string_view node,
+                                     std::uint64_t incarnation, membership_mark placed) {
   if (placed.by == 0 || placed.by != seen.supervisor_incarnation) return std::nullopt;
   const member* m = find(seen, node, incarnation);
   if (m == nullptr) {
@@ -32,7 +32,7 @@ std::optional<error> voided(const membership& seen, std::string_view node,
     const bool forgotten = is_open_name(node) && find_member(seen, node) == nullptr;
     if (!forgotten || seen.epoch < placed.at) return std::nullopt;
     return error{errc::stale_incarnation,
-                 std::string{node} + " is no member at epoch " + std::to_string(seen.epoch) +
+                 std::string{node} + " is not a member at epoch " + std::to_string(seen.epoch) +
                      ", which voids the placement of epoch " + std::to_string(placed.at) +
                      "; place the request again"};
   }
@@ -45,16 +45,16 @@ std::optional<error> voided(const membership& seen, std::string_view node,
                    "; place the request again"};
 }
 
-std::optional<error> voided_here(const membership& seen, const node_info& self, epoch_mark taken_in,
-                                 epoch_mark placed) {
+std::optional<error> check_own_placement(const membership& seen, const node_info& self,
+                                         membership_mark taken_in, membership_mark placed) {
   const bool newer_than_seen =
       seen.supervisor_incarnation != taken_in.by || seen.epoch < taken_in.at;
-  if (!newer_than_seen) return voided(seen, self.name, self.incarnation, placed);
+  if (!newer_than_seen) return check_placement(seen, self.name, self.incarnation, placed);
   if (placed.by == 0 || placed.by != taken_in.by || taken_in.at <= placed.at) return std::nullopt;
   return taken_in_since(self.name, taken_in.at, placed.at);
 }
 
-std::optional<error> taken_for_dead(const membership& seen, const link_request& request) {
+std::optional<error> check_dialler(const membership& seen, const link_request& request) {
   if (request.supervisor_incarnation != seen.supervisor_incarnation) return std::nullopt;
   const member* m = find(seen, request.from.name, request.from.incarnation);
   if (m == nullptr || !is_lost(*m) || request.registered_epoch > seen.epoch) return std::nullopt;

@@ -18,24 +18,27 @@
 namespace troupe::actors {
 
 /// The supervisor (0: none) that placed a request or took a node in, and the epoch at which it did.
-struct epoch_mark {
+struct membership_mark {
   std::uint64_t by{0};
   std::uint64_t at{0};
 };
 
 /// Why a placement no longer binds that life of a node (0: whichever is shown): `stale_incarnation`
 /// with the epochs. Empty if it does.
-[[nodiscard]] std::optional<error> voided(const membership& seen, std::string_view node,
-                                          std::uint64_t incarnation, epoch_mark placed);
+[[nodiscard]] std::optional<error> check_placement(const membership& seen, std::string_view node,
+                                                   std::uint64_t incarnation,
+                                                   membership_mark placed);
 
-/// Like `voided`, for a node that asks about itself. It was last taken in at `taken_in`, which may
+/// Like `check_placement`, for a node that asks about itself. It was last taken in at `taken_in`, which may
 /// be newer than the membership that it has seen.
-[[nodiscard]] std::optional<error> voided_here(const membership& seen, const node_info& self,
-                                               epoch_mark taken_in, epoch_mark placed);
+[[nodiscard]] std::optional<error> check_own_placement(const membership& seen,
+                                                       const node_info& self,
+                                                       membership_mark taken_in,
+                                                       membership_mark placed);
 
 /// Why no link is made with the node that asks: the cluster took that very life for dead, and it
 /// has not registered since. Empty if a link may be made.
-[[nodiscard]] std::optional<error> taken_for_dead(const membership& seen,
-                                                  const link_request& request);
+[[nodiscard]] std::optional<error> check_dialler(const membership& seen,
+                                                 const link_request& request);
 
 }  // namespace troupe::actors

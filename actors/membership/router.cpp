@@ -301,7 +301,7 @@ router::choice router::choose(std::size_t stage, side at, const placement_reques
   const std::string missing = routes.missing(bound->replica);
   const std::string why = !missing.empty() ? missing
                           : there          ? "lost to a request"
-                          : up             ? "nobody who is up has its layout"
+                          : up             ? "no replica that is up has its layout"
                                            : "restarted";
   return {chosen, "in stage " + routes.name() + " from " + routes.title(bound->replica) + " (" +
                       why + ") to " + routes.title(chosen)};

@@ -70,7 +70,7 @@ std::optional<std::string> wrong_labels(const std::vector<node_label>& labels) {
 std::optional<troupe::error> wrong_mode(const placement& where) {
   if (where.failed != 0 || is_transfer_mode(static_cast<std::uint8_t>(where.mode)))
     return std::nullopt;
-  return troupe::error{errc::internal, "the supervisor's answer has a transfer mode that is none"};
+  return troupe::error{errc::internal, "the supervisor's answer has an invalid transfer mode"};
 }
 
 bool is_boot_id(std::string_view text) noexcept {

@@ -89,7 +89,7 @@ struct detach_session {
 struct say {
   session_message message;
   std::vector<grant_wish> grants;
-  bool nobody_waits{false};  ///< may travel with later frames, see `transport::link::send_soon`
+  bool may_be_delayed{false};  ///< may travel with later frames, see `transport::link::send_soon`
   /// The epoch in the link's handle. Messages of an epoch that is over are not sent, except the
   /// last words of a transfer, which hold in any epoch. 0: valid in any epoch.
   std::uint64_t epoch{0};
@@ -193,7 +193,7 @@ struct link_ready {
 };
 /// link -> engine_port: the peer has left. The link reads the last frames and ends: nothing new may
 /// begin over it.
-struct link_leaves {
+struct link_draining {
   std::string peer;
   std::uint64_t peer_incarnation{0};
   std::uint64_t link{0};  ///< id of the link's actor
@@ -250,7 +250,7 @@ struct gpu_point_reached {
 };
 
 struct port_event {
-  std::variant<link_ready, link_leaves, link_gone, unrouted_message, session_layers,
+  std::variant<link_ready, link_draining, link_gone, unrouted_message, session_layers,
                session_concluded, session_unpinned, value_concluded, blocks_granted,
                gpu_point_reached>
       what;

@@ -48,7 +48,7 @@ using supervisor_actor = caf::typed_actor<
     // `troupe drain` -> supervisor: place nothing more on a node and let it leave
     caf::replies_to<drain_atom, drain_request>::with<drain_reply>,
     // `troupe node --stage` -> supervisor: which node of that stage shall I be
-    caf::replies_to<claim_atom, slot_claim>::with<slot_grant>,
+    caf::replies_to<lease_name_atom, name_request>::with<name_lease>,
     // `troupe events` -> supervisor: what happened since
     caf::replies_to<events_atom, event_query>::with<event_page>,
     // the supervisor's own clock

@@ -70,12 +70,12 @@ class writer {
   void enumerator(const char* name, Enum value) {
     const auto n = static_cast<std::uint8_t>(value);
     if (!in_range(value, n))
-      return refuse(name, "is " + std::to_string(n) + ", which is no such value");
+      return refuse(name, "is " + std::to_string(n) + ", which is not a valid value");
     number(name, n);
   }
   void failure_code(const char* name, std::uint8_t value) {
     if (value != 0 && !is_errc(value)) {
-      return refuse(name, "is " + std::to_string(value) + ", which is no error code");
+      return refuse(name, "is " + std::to_string(value) + ", which is not an error code");
     }
     number(name, value);
   }
@@ -96,7 +96,8 @@ class writer {
     for (const auto& run : runs) {
       if (run.count == 0 || run.begin.value + std::uint64_t{run.count} > block_numbers) {
         return refuse(name, "name a run of " + std::to_string(run.count) + " from " +
-                                std::to_string(run.begin.value) + " on, which no blocks are");
+                                std::to_string(run.begin.value) +
+                                " on, which are not block numbers");
       }
       const auto distance = folded(std::int64_t{run.begin.value} - behind);
       leb128(distance << 1 | (run.count > 1 ? 1 : 0));
@@ -189,13 +190,13 @@ class reader {
     number(name, n);
     if (failed_) return;
     if (!in_range(Enum{}, n))
-      return refuse(name, "is " + std::to_string(n) + ", which is no such value");
+      return refuse(name, "is " + std::to_string(n) + ", which is not a valid value");
     value = static_cast<Enum>(n);
   }
   void failure_code(const char* name, std::uint8_t& value) {
     number(name, value);
     if (!failed_ && value != 0 && !is_errc(value)) {
-      refuse(name, "is " + std::to_string(value) + ", which is no error code");
+      refuse(name, "is " + std::to_string(value) + ", which is not an error code");
     }
   }
   template <class Bytes>
@@ -593,7 +594,7 @@ transfer_id route_of(const session_message& message) noexcept {
   return std::visit(route, message);
 }
 
-bool is_last_word(const session_message& message) noexcept {
+bool is_final_message(const session_message& message) noexcept {
   if (const auto* reply = std::get_if<store_reply>(&message)) {
     return reply->value.empty() && !reply->source;
   }

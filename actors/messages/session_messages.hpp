@@ -263,7 +263,7 @@ inline constexpr std::size_t max_sentence = 4096;
 /// Whether the message ends its transfer or operation, or its sender's part in it: a release, an
 /// abort, the answer to an abort, the reply to an operation that brings no value. Repeating it
 /// changes nothing.
-[[nodiscard]] bool is_last_word(const session_message& message) noexcept;
+[[nodiscard]] bool is_final_message(const session_message& message) noexcept;
 /// "transfer_request", for logs.
 [[nodiscard]] std::string_view type_name(const session_message& message) noexcept;
 

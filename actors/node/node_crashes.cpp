@@ -78,8 +78,8 @@ void node_core::link_crashed(const known_link& link) {
   if (of.given_up || of.limit.allows(std::chrono::steady_clock::now())) return;
   of.given_up = true;
   logger("node")->error(
-      "links with {} ({:016x}) crashed {} times within {} s: none is made any more "
-      "with this life of it",
+      "links with {} ({:016x}) crashed {} times within {} s: no more are made with this life of "
+      "the peer",
       link.peer, link.incarnation, of.limit.ends(),
       std::chrono::floor<std::chrono::seconds>(of.limit.within()).count());
 }

@@ -12,7 +12,7 @@ namespace troupe::actors {
 void end_node(node_context& context, const std::string& what_happened) {
   const troupe::error why{
       errc::internal,
-      what_happened + " (see the log); this node serves nobody any more, start it again"};
+      what_happened + " (see the log); this node no longer serves anybody, start it again"};
   logger("node")->error("{}: {}", context.self.name, why.message);
   context.registration.end(why);
   for (const auto operation : context.operations.close()) {

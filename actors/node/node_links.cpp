@@ -42,12 +42,13 @@ std::optional<troupe::error> refusal_of(const node_context& context, const link_
                                                    request.cluster + "`"};
   }
   if (request.from.incarnation == 0) {
-    return troupe::error{errc::stale_incarnation, "the peer did not say which life of it asks"};
+    return troupe::error{errc::stale_incarnation,
+                         "the peer did not say which of its incarnations asks"};
   }
   if (!is_boot_id(request.from.boot_id)) {
-    return troupe::error{errc::invalid_config,
-                         "the peer says of its host a boot id that is none; it must run this "
-                         "release of Troupe"};
+    return troupe::error{
+        errc::invalid_config,
+        "the peer gives an invalid boot id for its host; it must run this release of Troupe"};
   }
   return std::nullopt;
 }
@@ -111,7 +112,7 @@ std::optional<troupe::error> node_core::former_life(const link_request& request)
       return known.second.peer == from.name && known.second.incarnation != from.incarnation;
     });
   }
-  if (!former) return taken_for_dead(members_, request);
+  if (!former) return check_dialler(members_, request);
   return troupe::error{errc::stale_incarnation,
                        "this life of " + from.name + " was replaced by another; stop it"};
 }
@@ -123,7 +124,8 @@ bool node_core::make_link(const wanted_link& wanted) {
   const auto& peer = wanted.order.peer;
   const bool early = wanted.asks || std::chrono::steady_clock::now() < wanted.since + news_delay;
   if (replaced_) {
-    answer_gone(wanted.order, {refusal_code_, "this node takes part no more: " + refusal_});
+    answer_gone(wanted.order,
+                {refusal_code_, "this node no longer takes part in the cluster: " + refusal_});
     return true;
   }
   const member* found = find_member(members_, peer);
@@ -136,7 +138,7 @@ bool node_core::make_link(const wanted_link& wanted) {
     }
     answer_gone(
         wanted.order,
-        {errc::not_found, peer + " is no member of the cluster: it has left, or never joined"});
+        {errc::not_found, peer + " is not a member of the cluster: it has left, or never joined"});
     return true;
   }
   const auto state = node_state_from(found->state);
@@ -237,7 +239,7 @@ void node_core::adopt(membership& fresh) {
     if (shown_life(link.peer) == link.incarnation) {
       link.registered = {members_.supervisor_incarnation, members_.epoch};
     } else if (was_replaced(link.peer, link.incarnation, link.registered)) {
-      const auto* fate = shown_life(link.peer) == 0 ? " is no member any more" : " was restarted";
+      const auto* fate = shown_life(link.peer) == 0 ? " is no longer a member" : " was restarted";
       tell(link.actor, link_command{peer_left{{errc::peer_lost, link.peer + fate}}});
     }
   }

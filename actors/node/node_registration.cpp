@@ -80,7 +80,7 @@ void node_core::give_up(const troupe::error& why) {
   replaced_ = true;
   refusal_ = to_string(why);
   supervisor_ = nullptr;
-  logger("node")->error("the supervisor at {} takes {} in no more: {}", asked_at(),
+  logger("node")->error("the supervisor at {} no longer admits {}: {}", asked_at(),
                         context_->self.name, refusal_);
   for (const auto& [id, link] : links_) tell(link.actor, link_command{close_link{why}});
   context_->registration.end(why);
@@ -109,7 +109,7 @@ void node_core::registration_came(const registration& answer) {
       answer.replica, context_->self.rank, context_->self.stage, context_->self.incarnation);
   if (drain_->registered()) {
     self_->send(supervisor_, leave_atom::value, context_->self.name, context_->self.incarnation);
-    logger("node")->info("{} goes on draining: this supervisor, which knows nothing of it, is told",
+    logger("node")->info("{} goes on draining and tells this supervisor, which knows nothing of it",
                          context_->self.name);
   }
   say_alive();  // it is `joining` for the supervisor until it does

@@ -100,8 +100,8 @@ caf::typed_response_promise<call_reply> node_core::take_call(call_request& reque
           std::move(request.method), std::move(request.payload), deadline,
           [answer](result<std::vector<std::uint8_t>> reply) { answer->give(std::move(reply)); }});
     } catch (const std::exception& thrown) {
-      answer->give(
-          fail(errc::internal, std::string{"the engine threw at the call: "} + thrown.what()));
+      answer->give(fail(errc::internal, std::string{"the engine threw an exception on the call: "} +
+                                            thrown.what()));
     }
   }
   return promise;

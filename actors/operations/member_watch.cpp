@@ -99,7 +99,7 @@ void member_watch::end_forgotten(const membership& list) {
     const auto at = next++;
     if (!at->second.there || at->second.shown_in == lists_) continue;
     if (list.collecting == 0 || at->second.shown_by == list.supervisor_incarnation) {
-      forget(at, "it is no member of the cluster any more");
+      forget(at, "it is no longer a member of the cluster");
     } else {
       unspoken.push_back(at);
     }

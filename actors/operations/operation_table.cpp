@@ -63,7 +63,7 @@ result<void> operation_table::grow(operation_id send, std::uint64_t tokens, std:
   if (of.kind != operation_kind::send || !of.grows) {
     return fail(errc::invalid_config,
                 "operation " + std::to_string(send.value) +
-                    " is no send that grows; begin it with `grows`, or name all blocks at once");
+                    " is not a send that grows; begin it with `grows`, or name all blocks at once");
   }
   if (of.sealed) return fail(errc::already_exists, "request `" + of.request + "` is sealed");
   if (of.by_group.empty()) {

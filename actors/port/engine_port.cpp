@@ -107,7 +107,7 @@ void port_core::forget_link(const std::string& peer, caf::actor_id actor) {
   links_.erase(link);
 }
 
-void port_core::on_link_leaves(link_leaves& leaves) {
+void port_core::on_link_draining(link_draining& leaves) {
   forget_link(leaves.peer, leaves.link);
   former_lives_[leaves.peer] = leaves.peer_incarnation;
   const auto watched = watched_links_.find(leaves.link);
@@ -390,7 +390,7 @@ engine_port_actor::behavior_type port_core::begin() {
       },
       [this](port_event& event) {
         std::visit(overloaded{[this](link_ready& x) { on_link_ready(x); },
-                              [this](link_leaves& x) { on_link_leaves(x); },
+                              [this](link_draining& x) { on_link_draining(x); },
                               [this](link_gone& x) { on_link_gone(x); },
                               [this](unrouted_message& x) { on_unrouted_message(x); },
                               [this](session_layers& x) { on_session_layers(x); },

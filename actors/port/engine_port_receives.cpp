@@ -230,13 +230,13 @@ result<bool> port_core::may_start(const receiving& r) {
 
 /// Why the placement that a receive follows is void. Empty if it is valid.
 std::optional<troupe::error> port_core::void_placement(const receive_spec& spec) const {
-  const epoch_mark placed{spec.placed_by, spec.placed_at};
+  const membership_mark placed{spec.placed_by, spec.placed_at};
   if (placed.by == 0) return std::nullopt;
   const auto last = context_->registration.last();
-  auto why =
-      voided_here(*members_, context_->self, {last.supervisor_incarnation, last.epoch}, placed);
+  auto why = check_own_placement(*members_, context_->self,
+                                 {last.supervisor_incarnation, last.epoch}, placed);
   for (const auto& source : spec.sources) {
-    if (!why) why = voided(*members_, source, 0, placed);
+    if (!why) why = check_placement(*members_, source, 0, placed);
   }
   return why;
 }

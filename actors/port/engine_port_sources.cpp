@@ -383,11 +383,11 @@ void port_core::on_gpu_point_reached(gpu_point_reached& news) {
 /// Why the placement that a decode rank follows is void. Empty if it is valid.
 std::optional<troupe::error> port_core::void_placement(const link_handle& link,
                                                        const transfer_request& request) const {
-  const epoch_mark placed{request.placed_by, request.placed_at};
+  const membership_mark placed{request.placed_by, request.placed_at};
   const auto last = context_->registration.last();
-  auto why =
-      voided_here(*members_, context_->self, {last.supervisor_incarnation, last.epoch}, placed);
-  if (!why) why = voided(*members_, link.peer, link.peer_incarnation.value, placed);
+  auto why = check_own_placement(*members_, context_->self,
+                                 {last.supervisor_incarnation, last.epoch}, placed);
+  if (!why) why = check_placement(*members_, link.peer, link.peer_incarnation.value, placed);
   return why;
 }
 
@@ -436,7 +436,7 @@ result<void> port_core::room_to_park(const link_handle& link,
   }
   if (request.progress && request.progress->here.size() > layout.layers.size()) {
     return fail(errc::out_of_range,
-                "the request tells of " + std::to_string(request.progress->here.size()) +
+                "the request reports progress on " + std::to_string(request.progress->here.size()) +
                     " layers, the cache here has " + std::to_string(layout.layers.size()));
   }
   if (parked_bytes_ + bytes_of(request) > max_parked_bytes) {
@@ -504,7 +504,7 @@ void port_core::request_came(const link_handle& link, transfer_request request) 
 
 troupe::error not_offered(const std::string& request) {
   return {errc::not_found, "request `" + request +
-                               "` is not offered here, and was to wait no longer for that; ask "
+                               "` is not offered here, and the time to wait for it is over; ask "
                                "with a longer `park`, or later"};
 }
 

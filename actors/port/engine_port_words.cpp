@@ -245,7 +245,7 @@ void port_core::hold_came(const link_handle& link, const transfer_hold& word) {
   if (former != src.holders.end()) {
     const auto replaced = *former;
     refuse_request(holds_.at(replaced).link, replaced,
-                   {errc::aborted, "this node holds it by another word now"});
+                   {errc::aborted, "another hold of this node has replaced this one"});
     end_hold(replaced);
   }
   if (holds_.size() >= context_->settings.max_operations) {

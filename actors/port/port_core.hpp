@@ -143,7 +143,7 @@ class port_core {
   void on_session_unpinned(session_unpinned& last);
   void on_link_ready(link_ready& ready);
   void forget_link(const std::string& peer, caf::actor_id actor);
-  void on_link_leaves(link_leaves& leaves);
+  void on_link_draining(link_draining& leaves);
   void on_link_gone(link_gone& gone);
   void on_unrouted_message(unrouted_message& came);
   void end_operation(operation_id operation, troupe::error why, const session_event& to_sessions);

@@ -59,7 +59,7 @@ void answer(const self_pointer& self, dialler_state::asker& asker,
 
 troupe::error too_late(const dialler_state::endpoint& at, milliseconds timeout) {
   return {errc::deadline, "something listens at " + text_of(at) + " but did not answer within " +
-                              time_text(timeout) + "; it is frozen, or no node of Troupe"};
+                              time_text(timeout) + "; it is frozen, or not a Troupe node"};
 }
 
 void cut(const dialler_state::attempt& attempt) {

@@ -90,8 +90,8 @@ actor_host::~actor_host() {
   }
   if (!over()) {
     logger("system")->error(
-        "the actor system is left behind with what its actors hold: an actor of it does not "
-        "end, or somebody outside holds one that has a thread of its own");
+        "the actor system is left behind with everything that its actors hold: one of its actors "
+        "does not end, or code outside of it holds an actor that has a thread of its own");
     network_->cut();
     // Still reachable, so that leak checkers do not report it.
     static auto* const left_behind = new std::vector<

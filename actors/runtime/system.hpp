@@ -204,7 +204,7 @@ template <class Reply, class Handle, class... Args>
   const auto asker = system.spawn(body, whom);
   const std::stop_callback when_given_up{
       bounds.given_up, [&] {
-        board->put(fail(errc::aborted, "the answer of " + who + " is not waited for any more"));
+        board->put(fail(errc::aborted, "the wait for the answer of " + who + " was given up"));
       }};
   auto answer = board->take(bounds.timeout);
   if (!answer || bounds.given_up.stop_requested()) {

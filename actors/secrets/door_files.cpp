@@ -44,7 +44,7 @@ result<std::string> read_file(std::string_view what, const std::string& path, mo
   const transport::owned_fd fd{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   struct stat about {};
   if (!fd || ::fstat(fd.get(), &about) != 0) return not_read(what, path, errno);
-  if (!S_ISREG(about.st_mode)) return bad_file(what, path, "it is no plain file");
+  if (!S_ISREG(about.st_mode)) return bad_file(what, path, "it is not a regular file");
   if (about.st_uid != 0 && about.st_uid != ::geteuid())
     return bad_file(what, path, "it belongs to somebody else; chown it to this user or to root");
   if ((about.st_mode & forbidden) != 0 && forbidden == written_by_others) {

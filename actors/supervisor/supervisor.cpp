@@ -166,7 +166,7 @@ supervisor_actor::behavior_type supervisor(supervisor_parts::self_pointer self,
         self->state.settle();
         return reply;
       },
-      [self](claim_atom, const slot_claim& claim) { return self->state.claim(claim); },
+      [self](lease_name_atom, const name_request& claim) { return self->state.claim(claim); },
       [self](events_atom, const event_query& query) {
         const auto& st = self->state;
         return st.events.page(query, st.table->options().supervisor_incarnation);

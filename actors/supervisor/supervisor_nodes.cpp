@@ -11,7 +11,7 @@
 
 namespace troupe::actors::supervisor_parts {
 
-slot_grant supervisor_state::claim(const slot_claim& claim) {
+name_lease supervisor_state::claim(const name_request& claim) {
   if (claims_asked) ++*claims_asked;
   forgive_standstill();
   auto granted = claims->claim(claim, table->uses(now()), now());
@@ -64,7 +64,7 @@ registration supervisor_state::take_in(const registration_request& request,
                  fmt::format("from {} port {} (pid {}) as replica {} of stage {}",
                              in_quotes(request.node.host), request.node.port, request.node.pid,
                              outcome->replica, request.node.stage)};
-  uninformed.insert(node);
+  not_updated.insert(node);
   if (const auto drained = drains.registered(node, request.node.incarnation)) {
     // A rank that was away when the others were told to leave must leave, too.
     if (drained->step == drain_step::leave) {
@@ -109,7 +109,7 @@ void supervisor_state::node_ended(const caf::down_msg& down) {
     const std::string gone = node;
     table->connection_lost(gone, p.incarnation, why_lost(down.reason), now());
     peers.erase(gone);
-    uninformed.erase(gone);
+    not_updated.erase(gone);
     return;
   }
 }
@@ -143,16 +143,16 @@ void supervisor_state::broadcast() {
   if (auto list = table->take_broadcast(now())) {
     log->debug("membership of epoch {} goes to {} nodes", list->epoch, peers.size());
     told = {list->epoch, list->members.size(), caf::make_message(members_atom_v, *std::move(list))};
-    for (const auto& [node, p] : peers) uninformed.insert(node);
+    for (const auto& [node, p] : peers) not_updated.insert(node);
   }
-  if (uninformed.empty() || !pace.may_tell(now())) return;
+  if (not_updated.empty() || !pace.has_room(now())) return;
   // A node that registered again without a change still has to learn the present list.
   if (told.epoch != table->epoch()) {
     auto list = table->view();
     told = {list.epoch, list.members.size(), caf::make_message(members_atom_v, std::move(list))};
   }
-  while (!uninformed.empty() && pace.may_tell(now())) {
-    told_last = take_next(uninformed, told_last);
+  while (!not_updated.empty() && pace.has_room(now())) {
+    told_last = take_next(not_updated, told_last);
     const auto it = peers.find(told_last);
     if (it == peers.end()) continue;
     pace.tells(told.entries);
@@ -167,7 +167,7 @@ void supervisor_state::forget_peer(const std::string& node) {
   if (it == peers.end()) return;
   self->demonitor(it->second.handle.address());
   peers.erase(it);
-  uninformed.erase(node);
+  not_updated.erase(node);
 }
 
 }  // namespace troupe::actors::supervisor_parts

@@ -24,7 +24,7 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership/drains.hpp"
 #include "troupe/actors/membership/event_log.hpp"
-#include "troupe/actors/membership/slot_claims.hpp"
+#include "troupe/actors/membership/name_leases.hpp"
 #include "troupe/actors/supervisor/supervisor.hpp"
 
 namespace troupe::actors::supervisor_parts {
@@ -49,11 +49,11 @@ struct supervisor_state {
   self_pointer self{nullptr};
   std::optional<membership_table> table;
   std::optional<router> routes;
-  std::optional<slot_claims> claims;
+  std::optional<name_leases> claims;
   drain_list drains;
   std::chrono::milliseconds tick_interval{50};
   std::map<std::string, peer> peers;  ///< nodes that are told of changes
-  std::set<std::string> uninformed;   ///< nodes that have not been sent the newest list
+  std::set<std::string> not_updated;  ///< nodes that have not been sent the newest list
   std::string told_last;              ///< the last node that was sent a list
   struct {
     std::uint64_t epoch{0};
@@ -94,7 +94,7 @@ struct supervisor_state {
 
   // -- nodes (supervisor_nodes.cpp)
 
-  slot_grant claim(const slot_claim& claim);
+  name_lease claim(const name_request& claim);
   registration take_in(const registration_request& request, const node_actor& handle);
   heartbeat_ack heard(const heartbeat& beat);
   void node_ended(const caf::down_msg& down);

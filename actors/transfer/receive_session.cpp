@@ -252,7 +252,7 @@ session_actions receive_session::expire(time_point now) {
   switch (state_) {
     case state::idle: sentence += "before it was asked for"; break;
     case state::requested: sentence += "before the prefill side sent anything"; break;
-    case state::receiving: sentence += "before everything was here"; break;
+    case state::receiving: sentence += "before everything had arrived"; break;
     case state::fencing:
       return overturn({errc::deadline, sentence + "before the link was fenced"}, true);
     case state::arrived:  // the receive's own deadline ends it

@@ -63,7 +63,7 @@ session_actions send_session::start(const transfer_request& request,
   }
   if (ready.size() != options_.layers) {
     return fence_with(
-        {errc::internal, "the source tells of " + std::to_string(ready.size()) +
+        {errc::internal, "the source reports " + std::to_string(ready.size()) +
                              " layers, the cache has " + std::to_string(options_.layers)},
         true);
   }
@@ -177,8 +177,7 @@ session_actions send_session::asked_again(const transfer_request& request) {
   batches_before_ = batches_;
   if (request.mode != mode_ || request.token_begin != token_begin_ ||
       request.token_end != token_end_ || request.expect != expect_) {
-    return fence_with({errc::out_of_range, "the request was said again and differs from the first"},
-                      true);
+    return fence_with({errc::out_of_range, "the repeated request differs from the first"}, true);
   }
   if (auto wrong = skip_landed(request)) return fence_with(*std::move(wrong), true);
   return advance();
@@ -258,7 +257,7 @@ std::optional<error> send_session::skip_landed(const transfer_request& request) 
   });
   if (here.size() != options_.layers || !within) {
     return error{errc::out_of_range,
-                 "the request was said again and tells of what it did not ask for"};
+                 "the repeated request reports progress on what it did not ask for"};
   }
   posted_ = here;
   state_due_ = options_.has_state && !request.progress->state;
@@ -380,7 +379,7 @@ std::optional<error> check_expected(std::span<const std::byte> expected,
                "the decode engine expects the prefill engine's own bytes to begin with " +
                    hex(expected) + ", they " +
                    (aux.empty() ? "are none" : "begin with " + hex(begin)) +
-                   "; the request has the id of another one"};
+                   "; another request has the same id"};
 }
 
 }  // namespace troupe::actors

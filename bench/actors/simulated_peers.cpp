@@ -163,7 +163,7 @@ supervisor_actor::behavior_type bare_supervisor(supervisor_actor::pointer,
       [](finished_atom, const std::string&) {},
       [](members_atom) { return membership{}; },
       [](drain_atom, const drain_request&) { return drain_reply{}; },
-      [](claim_atom, const slot_claim&) { return slot_grant{}; },
+      [](lease_name_atom, const name_request&) { return name_lease{}; },
       [](events_atom, const event_query&) { return event_page{}; },
       [](tick_atom) {},
   };

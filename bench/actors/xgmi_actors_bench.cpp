@@ -387,7 +387,7 @@ int main(int argc, char** argv) {
     std::fputs(usage, stderr);
     return 2;
   }
-  if (prepare_gpus()) std::fputs("no GPUs but doubles: the figures say nothing\n", stderr);
+  if (prepare_gpus()) std::fputs("doubles instead of GPUs: the figures mean nothing\n", stderr);
   std::vector<std::string> rows;
   const auto run = [&](const std::function<void(const control&)>& body) {
     for (auto& r : part(body, 60s)) rows.push_back(std::move(r));

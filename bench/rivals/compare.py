@@ -239,7 +239,7 @@ class Bench:
             note(f"{transport} {ENGINES}: {work}: {why}")
             return
         if said["load"]["bytes_per_transfer"] != work.bytes:
-            raise RuntimeError(f"troupe bench moves {said['load']['bytes_per_transfer']} bytes where {work.bytes} are meant")
+            raise RuntimeError(f"troupe bench moves {said['load']['bytes_per_transfer']} bytes instead of {work.bytes}")
         seen.speed.append(said["bytes_per_second"] / 1e9)
         seen.middle.append(said["latency_us"]["p50"])
         seen.high.append(said["latency_us"]["p99"])
@@ -448,14 +448,14 @@ def details_of(bench, asked):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--troupe", type=pathlib.Path, help="the troupe command; none: engines are left out")
+    parser.add_argument("--troupe", type=pathlib.Path, help="the troupe command; without it the engines are left out")
     parser.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
-    parser.add_argument("--quick", action="store_true", help="a few works, for a look")
+    parser.add_argument("--quick", action="store_true", help="a few workloads, for a look")
     parser.add_argument("--only", default="", metavar="PATTERN", help="contenders such as 'tcp*' or 'shm NIXL'")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, help="of each work in each round (0.3; quick: 0.1)")
+    parser.add_argument("--seconds", type=float, help="seconds per workload in each round (0.3; quick: 0.1)")
     parser.add_argument("--patience", type=float, help="seconds that an initiator has to notice a fault (45; quick: 8)")
-    parser.add_argument("--results", type=pathlib.Path, help="where results.json and logs stay; none: they are removed")
+    parser.add_argument("--results", type=pathlib.Path, help="where to keep results.json and logs; default: nowhere")
     asked = parser.parse_args()
     asked.seconds = asked.seconds or (0.1 if asked.quick else 0.3)
     asked.patience = asked.patience or (8 if asked.quick else 45)

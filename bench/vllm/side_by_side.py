@@ -280,9 +280,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--troupe", type=pathlib.Path, required=True, help="the troupe command")
     parser.add_argument("--library", type=pathlib.Path, required=True, help="libtroupe.so.0")
-    parser.add_argument("--requests", type=int, default=20, help="of each kind in each round")
+    parser.add_argument("--requests", type=int, default=20, help="requests of each kind in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--results", type=pathlib.Path, help="where logs stay; none: they are removed")
+    parser.add_argument("--results", type=pathlib.Path, help="where to keep the logs; default: nowhere")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended
     with contextlib.ExitStack() as stack:

@@ -80,9 +80,10 @@ template <class Struct>
   const auto* bytes = reinterpret_cast<const std::byte*>(given);
   if (size > sizeof(Struct) && std::any_of(bytes + sizeof(Struct), bytes + size,
                                            [](std::byte b) { return b != std::byte{}; }))
-    return fail(errc::version_mismatch, "`" + std::string{name} +
-                                            "` uses what this release of libtroupe does not know; "
-                                            "load the one that the program was compiled against");
+    return fail(errc::version_mismatch,
+                "`" + std::string{name} +
+                    "` uses fields that this release of libtroupe does not know; load the release "
+                    "that the program was compiled against");
   Struct known{};
   std::memcpy(&known, given, std::min<std::size_t>(size, sizeof known));
   return known;

@@ -174,7 +174,7 @@ troupe_status troupe_carried_answer(const troupe_carried* outcome, uint32_t side
     const auto& answers =
         side == TROUPE_PREFILL ? outcome->outcome.prefill : outcome->outcome.decode;
     if (index >= answers.size())
-      return fail(errc::out_of_range, "`index` is no rank that answered");
+      return fail(errc::out_of_range, "`index` is not that of a rank that answered");
     *answer = answers[index].data();
     *answer_size = answers[index].size();
     return {};

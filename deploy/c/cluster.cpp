@@ -42,7 +42,7 @@ result<actors::cluster_client_options> client_options_of(const troupe_cluster_op
   }
   if (out.port == 0 && !out.find)
     return bad_argument(
-        "`options.port` is 0, and no deployment says another; give the supervisor's");
+        "`options.port` is 0, and no deployment names another port; give the supervisor's");
   if (given.timeout_ms != 0) out.timeout = milliseconds(given.timeout_ms);
   return out;
 }

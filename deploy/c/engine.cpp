@@ -57,7 +57,7 @@ result<engine_options> memory_of(const troupe_engine_options& given) {
     const auto& region = given.regions[i];
     if (!region.data || region.size == 0) {
       std::string why{"`options.regions["};
-      why.append(std::to_string(i)).append("]` is no memory");
+      why.append(std::to_string(i)).append("]` is NULL or empty");
       return bad_argument(std::move(why));
     }
     out.regions.emplace_back(static_cast<std::byte*>(region.data), region.size);

@@ -205,7 +205,8 @@ troupe_status troupe_engine_take(troupe_engine* engine, troupe_event* events, si
     if (auto out = present(events, "events"); !out) return out;
     if (auto out = present(count, "count"); !out) return out;
     if (event_size < sizeof(troupe_event) || event_size > max_struct_bytes)
-      return bad_argument("`event_size` is no size of a troupe_event; give sizeof(troupe_event)");
+      return bad_argument(
+          "`event_size` is not the size of a troupe_event; give sizeof(troupe_event)");
     if (capacity == 0) return bad_argument("`capacity` is 0; give room for an event");
     event_array to{events, event_size, capacity};
     if (timeout_ms == 0) {
@@ -317,7 +318,7 @@ troupe_status troupe_detail_placement(const troupe_detail* detail, troupe_placem
     if (auto given = present(detail, "detail"); !given) return given;
     if (auto out = present(placement, "placement"); !out) return out;
     if (!detail->where)
-      return fail(errc::not_found, "this is no outcome of a place: it has no placement");
+      return fail(errc::not_found, "this is not the outcome of a place: it has no placement");
     *placement = new troupe_placement{*detail->where};
     return {};
   });
@@ -352,7 +353,7 @@ troupe_status troupe_engine_reply(troupe_engine* engine, uint64_t call, troupe_s
       return core.calls->reply(call, std::vector<std::uint8_t>(first, first + given->size()));
     }
     if (code < 0 || code > 255 || !is_errc(static_cast<std::uint8_t>(code)))
-      return bad_argument("`code` is no code of Troupe");
+      return bad_argument("`code` is not a code of Troupe");
     auto why = optional_text(sentence, "sentence");
     if (!why) return fail(why.error());
     return core.calls->reply(call, fail(static_cast<errc>(code), std::move(*why)));

@@ -84,7 +84,7 @@ class filled_array {
                                                  std::size_t capacity, const std::string& name) {
     if (auto here = present(first, name + "s"); !here) return fail(here.error());
     if (size < sizeof(Struct) || size > max_struct_bytes) {
-      return bad_argument("`" + name + "_size` is no size of a troupe_io_" + name +
+      return bad_argument("`" + name + "_size` is not the size of a troupe_io_" + name +
                           "; give sizeof(troupe_io_" + name + ")");
     }
     if (capacity == 0) return bad_argument("`capacity` is 0; give room for one");

@@ -25,8 +25,8 @@ bool complain_of_verb(const CLI::App& app, int argc, char** argv) {
   if (argc >= 2 && argv[1][0] == '-') return false;
   const std::string word{argc < 2 ? "" : argv[1]};
   if (word == "router") {
-    std::cerr << "troupe: `router` is a verb of the Python package, which brings it with its extra "
-                 "troupe-kv[router]; where it is installed: python3 -m troupe.router\n"
+    std::cerr << "troupe: `router` is a verb of the Python package: install it with the extra "
+                 "troupe-kv[router], then run python3 -m troupe.router\n"
               << more_help;
     return true;
   }
@@ -104,10 +104,10 @@ int run(int argc, char** argv) {
   try {
     const auto code = run_verbs(argc, argv);
     if (said_all() || code != exit_code::ok) return to_int(code);
-    std::cerr << "troupe: standard output could not be written whole\n";
+    std::cerr << "troupe: not all of the standard output could be written\n";
     return to_int(exit_code::failed);
   } catch (...) {
-    std::cerr << "troupe: " << to_string(exception_as_error("it cannot go on")) << "\n";
+    std::cerr << "troupe: " << to_string(exception_as_error("the command cannot continue")) << "\n";
     return to_int(exit_code::failed);
   }
 }

@@ -173,14 +173,14 @@ void add_ask(CLI::App& app, exit_code& code) {
                          " bytes, found " + std::to_string(text.size())
                    : std::string{};
       });
-  verb->add_option("--max-tokens", given->max_tokens, "Tokens of the text")
+  verb->add_option("--max-tokens", given->max_tokens, "Number of tokens to generate")
       ->check(CLI::Range(1U, reference::max_new_tokens))
       ->capture_default_str();
-  verb->add_option("--seed", given->seed, "Of the draws: the same seed gives the same text")
+  verb->add_option("--seed", given->seed, "Seed of the draws: the same seed gives the same text")
       ->capture_default_str();
   verb->add_option("--from", given->from, "The prefill stage, where there are several edges");
   verb->add_option("--to", given->to, "The decode stage, where there are several edges");
-  verb->add_option("--deadline", given->deadline_s, "Seconds until it is given up")
+  verb->add_option("--deadline", given->deadline_s, "Seconds after which the request is given up")
       ->check(CLI::Range(1U, 86'400U))
       ->capture_default_str();
   verb->callback([given, &code] { code = run_ask(*given); });

@@ -214,7 +214,7 @@ void add_geometry(CLI::App& verb, bench_options& load) {
 
 void add_load(CLI::App& verb, bench_arguments& given) {
   auto& load = given.load;
-  verb.add_option("--concurrency", load.concurrency, "Transfers at once")
+  verb.add_option("--concurrency", load.concurrency, "Transfers in flight at once")
       ->check(CLI::Range(1U, 16'384U))
       ->capture_default_str();
   verb.add_option("--mode", load.mode, "Who moves the bytes: write (prefill), read (decode)")
@@ -227,13 +227,14 @@ void add_load(CLI::App& verb, bench_arguments& given) {
       ->check(CLI::Range(1U, 64U))
       ->capture_default_str();
   auto* duration =
-      verb.add_option("--duration", given.duration, "How long, e.g. 500ms, 10s, 2min")
+      verb.add_option("--duration", given.duration, "How long to measure, e.g. 500ms, 10s, 2min")
           ->check([](const std::string& text) {
             const auto time = config::parse_duration(text);
-            return time && time->count() > 0 ? std::string{} : text + " is no duration such as 10s";
+            return time && time->count() > 0 ? std::string{}
+                                             : "takes a duration, like 10s, found `" + text + "`";
           })
           ->capture_default_str();
-  verb.add_option("--requests", load.requests, "So many transfers, instead of --duration")
+  verb.add_option("--requests", load.requests, "Number of transfers, instead of --duration")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40U))
       ->excludes(duration);
   verb.add_flag("--polling", load.polling, "Both engines poll instead of waiting for events");
@@ -241,7 +242,7 @@ void add_load(CLI::App& verb, bench_arguments& given) {
   verb.add_flag(
       "--verify", load.verify,
       "Write a pattern into each cache and compare every byte that arrives, in rounds of\n"
-      "--concurrency transfers; the time between rounds, for that, does not count");
+      "--concurrency transfers; the time that this takes between rounds does not count");
 }
 
 }  // namespace
@@ -253,7 +254,7 @@ void add_bench(CLI::App& app, exit_code& code) {
       "measure it: the prefill engine runs in a process of its own, the decode engine in this "
       "one.\n"
       "The first transfers (two for each that runs at once) warm up and do not count. The latency\n"
-      "is what the decode engine sees, from its call until all of the cache is there.");
+      "is what the decode engine sees, from its call until the whole cache has arrived.");
   const auto given = std::make_shared<bench_arguments>();
   add_geometry(*verb, given->load);
   add_load(*verb, *given);

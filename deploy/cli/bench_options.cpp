@@ -53,7 +53,7 @@ result<config::deployment> bench_deployment(const bench_options& options) {
   constexpr std::uint64_t most = std::uint64_t{1} << 50;
   if (block == 0 || count == 0 || block > most / count)
     return fail(errc::invalid_config,
-                "the requests of this geometry do not fit any memory; ask "
+                "requests of this geometry are too large for any memory; ask "
                 "for fewer --tokens, --layers or --concurrency");
   const auto pool = block * count;
   made.stages = {stage_of("prefill", config::role::prefill, options, pool),

@@ -170,7 +170,7 @@ result<void> wait_taken_in(engine& node, const bench_interruption& interrupted) 
     if (taken_in || taken_in.error().code != errc::deadline) return taken_in;
     if (interrupted()) return was_interrupted();
     if (clock::now() >= until) {
-      return fail(errc::deadline, "not taken in within " + actors::time_text(start_patience) +
+      return fail(errc::deadline, "not registered within " + actors::time_text(start_patience) +
                                       "; " + taken_in.error().message);
     }
   }

@@ -75,9 +75,9 @@ exit_code run_init(const certs_arguments& given) {
   std::cout
       << "# Made for cluster " << given.cluster << ", good for " << given.days
       << " days (`troupe certs renew`). Copy cluster.secret, node.crt, node.key and ca.crt to\n"
-         "# every host of the cluster, to this place; ca.key stays here: who has it can make "
-         "nodes of\n# the cluster. Nodes that run as another user than you, as services do, need "
-         "there:\n"
+         "# every host of the cluster, to this place; ca.key stays here: anyone who has it can "
+         "make\n# nodes of the cluster. If nodes run as another user than you, as services do, "
+         "run there:\n"
          "#   chown -R USER "
       << absolute(given.folder) << "\n";
   print_section(*files);
@@ -104,7 +104,7 @@ exit_code run_renew(const certs_arguments& given) {
     complain_of_certs(to_string(facts.error()));
     return exit_code::failed;
   }
-  std::cout << files->key << " and " << files->certificate << " are new, good until "
+  std::cout << files->key << " and " << files->certificate << " were renewed and are valid until "
             << date(facts->life.until) << cut_short(*facts, given.days)
             << "; copy them to the other hosts of the cluster, the key first. Nodes take them over "
                "without a restart."
@@ -131,7 +131,7 @@ exit_code run_show(const certs_arguments& given) {
   complain_of_certs(
       now > ca->life.until
           ? "the authority has expired; make a new one in another folder (`troupe certs init`)"
-          : "the certificate has expired; `troupe certs renew " + given.folder + "`");
+          : "the certificate has expired; run `troupe certs renew " + given.folder + "`");
   return exit_code::failed;
 }
 
@@ -152,11 +152,11 @@ void add_certs(CLI::App& app, exit_code& code) {
   const auto given = std::make_shared<certs_arguments>();
   const auto folder = [given](CLI::App* of) {
     of->footer(exit_codes_text);
-    of->add_option("DIR", given->folder, "The folder of the files")->required();
+    of->add_option("DIR", given->folder, "The folder that holds the files")->required();
     return of;
   };
   const auto days = [given](CLI::App* of) {
-    of->add_option("--days", given->days, "How long the certificate is good, 1 to 3650")
+    of->add_option("--days", given->days, "Days for which the certificate is valid, 1 to 3650")
         ->check(CLI::Range(1u, 3650u))
         ->capture_default_str();
   };
@@ -170,11 +170,10 @@ void add_certs(CLI::App& app, exit_code& code) {
       ->check(wrong_cluster);
   days(init);
   init->callback([given, &code] { code = run_init(*given); });
-  auto* renew =
-      folder(verb->add_subcommand("renew",
-                                  "Put a new node.crt and node.key of the same authority in the "
-                                  "place of the old ones. Nodes take\n"
-                                  "them over without a restart; connections that are there stay."));
+  auto* renew = folder(verb->add_subcommand("renew",
+                                            "Replace node.crt and node.key by new ones of the same "
+                                            "authority. Nodes take them over\n"
+                                            "without a restart; existing connections stay."));
   days(renew);
   renew->callback([given, &code] { code = run_renew(*given); });
   auto* show = folder(verb->add_subcommand(

@@ -57,9 +57,10 @@ void say_what_is_missing(const std::string& file, const config::security_config&
        {"ca", &security.ca}}};
   for (const auto& [key, path] : named) {
     if (path->empty() || ::access(path->c_str(), R_OK) == 0) continue;
-    std::cerr << file << ": security." << key << ": " << *path
-              << " cannot be read on this machine (" << std::strerror(errno)
-              << "), so no node of it starts here; `troupe certs init` makes these files\n";
+    std::cerr
+        << file << ": security." << key << ": " << *path << " cannot be read on this machine ("
+        << std::strerror(errno)
+        << "), so no node of this cluster can start here; `troupe certs init` makes these files\n";
   }
 }
 
@@ -74,7 +75,7 @@ void say_which_secret(const config::deployment& deployment) {
   }
   const bool is_there = ::access(path->c_str(), F_OK) == 0;
   std::cout << "# security.secret: auto is " << *path
-            << (is_there ? ", which is there\n" : ", which the first process makes\n");
+            << (is_there ? ", which exists\n" : ", which the first process creates\n");
 }
 
 }  // namespace
@@ -86,12 +87,12 @@ void add_check(CLI::App& app, exit_code& code) {
   };
   auto* verb = app.add_subcommand(
       "check",
-      "Check a deployment file and print it with every default spelt out. What is wrong goes to\n"
-      "standard error as FILE:LINE: key: what was found and what was expected, all of it at once.");
+      "Check a deployment file and print it with every default spelt out. Prints all errors\n"
+      "together on standard error, as FILE:LINE: key: what was found and what was expected.");
   const auto given = std::make_shared<arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
   verb->add_flag("--nodes", given->nodes,
-                 "Print the nodes that the file makes instead, and which stages are open");
+                 "Print the nodes that the file describes instead, and which stages are open");
   verb->callback([given, &code] {
     const auto deployment = load_or_complain(given->file);
     if (!deployment) {

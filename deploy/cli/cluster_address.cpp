@@ -93,7 +93,7 @@ error cluster_address::explained(error why) const {
         "; tried: no secret, and the secrets of the clusters that this user used last (" + names +
         ")";
   }
-  why.message += "; give the deployment's file instead of HOST:PORT, it names the credentials";
+  why.message += "; give the deployment's file instead of HOST:PORT, as it names the credentials";
   return why;
 }
 
@@ -106,8 +106,8 @@ std::optional<cluster_address> cluster_at(std::string_view verb, const std::stri
         return at;
       }
       std::cerr << "troupe " << verb << ": " << where
-                << " is on another machine, which proves itself with security.mode: tls; give the "
-                   "deployment's file instead of HOST:PORT, it names the credentials\n";
+                << " is on another machine, which has to prove itself with security.mode: tls; "
+                   "give the deployment's file instead of HOST:PORT, as it names the credentials\n";
       return std::nullopt;
     }
     std::cerr << "troupe " << verb << ": " << where
@@ -134,7 +134,7 @@ std::optional<cluster_address> cluster_at(std::string_view verb, const std::stri
     }
   } else if (at.port == 0) {
     std::cerr << "troupe " << verb << ": supervisor.port is 0 in " << where
-              << "; give the HOST:PORT that it listens at instead\n";
+              << "; give the HOST:PORT at which the supervisor listens instead\n";
     return std::nullopt;
   }
   return at;

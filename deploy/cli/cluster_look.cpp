@@ -54,9 +54,9 @@ result<actors::membership> members_of(actors::cluster_client& cluster, const clu
   auto members = cluster.members();
   if (!members) return fail(at.explained(members.error()));
   if (at.cluster.empty() || members->cluster == at.cluster) return members;
-  return fail(errc::invalid_config, "the supervisor at " + at.text() + " is that of cluster `" +
-                                        members->cluster + "`, the file describes `" + at.cluster +
-                                        "`; give the two clusters different ports");
+  return fail(errc::invalid_config, "the supervisor at " + at.text() + " belongs to cluster `" +
+                                        members->cluster + "`, but the file describes `" +
+                                        at.cluster + "`; give the two clusters different ports");
 }
 
 result<cluster_status> look_at(actors::cluster_client& cluster, const cluster_address& at,

@@ -26,8 +26,8 @@ result<void> look_at(const std::string& backend) {
   }
   if (backend == "xgmi") {
     return fail(errc::backend_unavailable,
-                "--backend xgmi moves caches between GPUs, and those of the demo are in memory of "
-                "the host; see deploy/examples/gpu.yaml");
+                "--backend xgmi moves caches between GPUs, but the demo keeps its caches in host "
+                "memory; see deploy/examples/gpu.yaml");
   }
   return {};
 }
@@ -38,12 +38,12 @@ void add_demo(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
       "demo",
       "Start a supervisor, a prefill and a decode process on this machine, send prompts through a\n"
-      "small transformer, and compare each text with what one process alone computes.");
+      "small transformer, and compare each text with what a single process computes.");
   const auto given = std::make_shared<demo_options>();
   static const auto limit = std::to_string(max_prompt_bytes) + " bytes";
   verb->add_option("--prompt", given->prompt,
                    "Text to continue, at most " + limit +
-                       "; thousands take minutes on few cores (a text of its own)")
+                       "; thousands take minutes on few cores (default: a built-in text)")
       ->check([](const std::string& text) {
         return text.size() <= max_prompt_bytes
                    ? std::string{}

@@ -76,7 +76,7 @@ result<void> detach(int keep, detached_cores cores) {
   std::cout.flush();
   const auto child = ::fork();
   if (child < 0) {
-    const auto why = cannot_detach("there is no process to be had");
+    const auto why = cannot_detach("no process can be created");
     ::close(nothing);
     return why;
   }
@@ -86,7 +86,7 @@ result<void> detach(int keep, detached_cores cores) {
   for (int stream = STDIN_FILENO; stream < first_of_others; ++stream)
     if (stream != keep) ::dup2(nothing, stream);
   close_others(keep);
-  if (::chdir("/") != 0) return cannot_detach("it cannot go to /");
+  if (::chdir("/") != 0) return cannot_detach("it cannot change to the folder /");
   return {};
 }
 

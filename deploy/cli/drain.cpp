@@ -88,7 +88,7 @@ class drain_watch {
     for (rank& one : ranks_)
       if (!one.gone) look_at(one, members);
     if (cancelled_) {
-      complain_of_drain("the drain of " + printable(name_) + " was cancelled: it serves on");
+      complain_of_drain("the drain of " + printable(name_) + " was cancelled: it keeps serving");
       return exit_code::failed;
     }
     const bool over = std::ranges::all_of(ranks_, &rank::gone);
@@ -120,7 +120,7 @@ class drain_watch {
         std::cout << name << " has left, and was started again" << std::endl;
       } else {
         in_order_ = false;
-        complain_of_drain(name + " is gone before it was drained, and was started again");
+        complain_of_drain(name + " ended before it was drained, and was started again");
       }
     } else if (m->state == static_cast<std::uint8_t>(actors::node_state::down)) {
       one.gone = true;
@@ -128,8 +128,7 @@ class drain_watch {
         std::cout << name << " was drained and has left" << std::endl;
       } else {
         in_order_ = false;
-        complain_of_drain(name +
-                          " is gone before all that it had was over: " + printable(m->reason));
+        complain_of_drain(name + " is gone, with work unfinished: " + printable(m->reason));
       }
     } else if (m->state != static_cast<std::uint8_t>(actors::node_state::leaving)) {
       cancelled_ = true;
@@ -144,7 +143,7 @@ class drain_watch {
     for (const rank& one : ranks_)
       if (!one.gone) names += (names.empty() ? "" : ", ") + printable(one.name);
     complain_of_drain(names +
-                      ": told to leave and still there; a process that does not ask "
+                      ": told to leave but still running; a process that does not ask "
                       "`engine::draining` has to be stopped by hand");
     return exit_code::failed;
   }
@@ -172,8 +171,8 @@ result<std::pair<std::unique_ptr<actors::cluster_client>, std::uint64_t>> reach(
   const auto members = (*cluster)->members();
   if (!members) return fail(members.error());
   if (!at.cluster.empty() && members->cluster != at.cluster) {
-    return fail(errc::invalid_config, "the supervisor at " + at.text() + " is that of cluster `" +
-                                          members->cluster + "`, the file describes `" +
+    return fail(errc::invalid_config, "the supervisor at " + at.text() + " belongs to cluster `" +
+                                          members->cluster + "`, but the file describes `" +
                                           at.cluster + "`; give the two clusters different ports");
   }
   return std::pair{std::move(*cluster), members->supervisor_incarnation};
@@ -216,8 +215,8 @@ exit_code run_drain(const drain_arguments& given) {
     return exit_code::failed;
   }
   const bool several = drained->sentence.find(',') != std::string::npos;
-  std::cout << names_and(drained->sentence, "takes", "take") << " no new request and "
-            << (several ? "leave" : "leaves") << " when all that is there has ended, in "
+  std::cout << names_and(drained->sentence, "takes", "take") << " no new requests and "
+            << (several ? "leave when their" : "leaves when its") << " work has ended, after "
             << config::format_duration(given.deadline) << " at the latest" << std::endl;
   if (given.no_wait) return exit_code::ok;
   return drain_watch{*cluster->first, cluster->second, given.name, given.deadline}.wait();
@@ -228,15 +227,12 @@ exit_code run_drain(const drain_arguments& given) {
 void add_drain(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
       "drain",
-      "Take a node out of service: no new request is placed on it, what it has goes on, and when\n"
-      "that has ended, or at the deadline, it leaves. A replica of several ranks drains as a "
-      "whole,\n"
-      "whichever of them is named. Waits until it has left and says what it waits for; Ctrl-C "
-      "stops\n"
-      "the waiting, not the drain. `troupe node` processes end by themselves; an engine of yours\n"
-      "asks `engine::draining`. --cancel takes a drain back, as long as the node was not told to "
-      "leave;\n"
-      "one that has left is started again.");
+      "Take a node out of service: no new request is placed on it, its present work goes on, and\n"
+      "when that work has ended, or at the deadline, the node leaves. A replica of several ranks\n"
+      "drains as a whole, whichever rank is named. The command waits until the node has left and\n"
+      "says what it waits for; Ctrl-C stops the waiting, not the drain. `troupe node` processes\n"
+      "end by themselves; an engine of yours asks `engine::draining`. --cancel takes a drain back\n"
+      "as long as the node was not told to leave; a node that has left has to be started again.");
   const auto given = std::make_shared<drain_arguments>();
   verb->add_option("TARGET", given->where, "The deployment file, or HOST:PORT of the supervisor")
       ->required();
@@ -244,7 +240,7 @@ void add_drain(CLI::App& app, exit_code& code) {
   auto* deadline =
       verb->add_option(
               "--deadline", given->deadline_text,
-              "It leaves then, whatever it still has: a duration like 30s or 5min, at most 24h")
+              "Leave then, even with work unfinished: a duration like 30s or 5min, at most 24h")
           ->check([given](const std::string& text) {
             const auto time = config::parse_duration(text);
             if (!time || *time > actors::max_drain_deadline)
@@ -255,7 +251,7 @@ void add_drain(CLI::App& app, exit_code& code) {
           ->capture_default_str();
   auto* no_wait = verb->add_flag("--no-wait", given->no_wait, "End as soon as the drain has begun");
   verb->add_flag("--cancel", given->cancel,
-                 "It takes new requests again, and with it all ranks of its replica")
+                 "Let the node and all ranks of its replica take new requests again")
       ->excludes(deadline)
       ->excludes(no_wait);
   verb->callback([given, &code] { code = run_drain(*given); });

@@ -77,7 +77,7 @@ class event_reader {
  private:
   void print(const event_cursor::news& news, std::uint64_t supervisor) {
     if (news.restarted)
-      presence_.restarted(supervisor, "; its events begin with sequence 1, former ones are gone");
+      presence_.restarted(supervisor, "; its events begin with sequence 1, earlier ones are gone");
     if (news.missed > 0)
       std::cerr << "troupe events: " << news.missed
                 << (news.missed == 1 ? " event is" : " events are")
@@ -162,19 +162,18 @@ exit_code run_events(const events_arguments& given) {
 void add_events(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
       "events",
-      "Show what happened in a running cluster: nodes that came, were suspected, went down or "
-      "left,\n"
-      "with the reason, refused registrations, requests that nobody could take, the supervisor's\n"
-      "start. The supervisor keeps the newest 4096 for as long as it runs.");
+      "Show what happened in a running cluster: nodes that came, were suspected, went down or\n"
+      "left, with the reason; refused registrations; requests that no node could take; the start\n"
+      "of the supervisor. The supervisor keeps the newest 4096 events for as long as it runs.");
   const auto given = std::make_shared<events_arguments>();
   verb->add_option("TARGET", given->where, "The deployment file, or HOST:PORT of the supervisor")
       ->required();
   verb->add_flag("--follow,-f", given->follow,
-                 "Go on with what happens from now on, until Ctrl-C; through restarts of the\n"
-                 "supervisor, which are said on standard error");
+                 "Keep printing new events until Ctrl-C, across restarts of the supervisor, which\n"
+                 "are reported on standard error");
   verb->add_option("--since", given->since, "Only events after the one of this sequence number");
   verb->add_option("--node", given->node, "Only events of this node (or `supervisor`)");
-  verb->add_flag("--json", given->json, "One JSON object a line");
+  verb->add_flag("--json", given->json, "One JSON object per line");
   verb->callback([given, &code] { code = run_events(*given); });
 }
 

@@ -19,8 +19,7 @@ enum class exit_code : int {
 
 inline constexpr const char* exit_codes_text =
     "Exit codes: 0 done; 1 it failed, standard error says why; 2 wrong arguments or an invalid\n"
-    "deployment file; 3 status: not every node is up, drain: it left before all had ended; 4 "
-    "node:\n"
-    "another process took its place; 130 demo, ask, bench: interrupted.";
+    "deployment file; 3 status: not every node is up, drain: the node left with work\n"
+    "unfinished; 4 node: another process took its place; 130 demo, ask, bench: interrupted.";
 
 }  // namespace troupe::deploy::cli

@@ -39,7 +39,7 @@ std::atomic<bool> listening{false};
   } catch (const std::exception& why) {
     end_with(what, why.what());
   } catch (...) {
-    end_with(what, "one of an unknown kind");
+    end_with(what, "the exception is of an unknown type");
   }
   end_with("std::terminate was called", "there was no exception; please report it with the log");
 }

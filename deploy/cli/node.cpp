@@ -20,11 +20,11 @@
 #include "troupe/actors/discovery/supervisor_notice.hpp"
 #include "troupe/actors/engine.hpp"
 #include "troupe/actors/host_options.hpp"
+#include "troupe/actors/leased_name.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/runtime/crash.hpp"
 #include "troupe/actors/runtime/room_to_start.hpp"
 #include "troupe/actors/runtime/system.hpp"
-#include "troupe/actors/slot_claim.hpp"
 #include "troupe/actors/supervisor/supervisor.hpp"
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/config/open_name.hpp"
@@ -69,7 +69,7 @@ struct node_arguments {
 
 /// Ends a process that hangs. Calls only functions that are safe in a signal handler.
 void give_up(int /*signal*/) {
-  constexpr std::string_view line = "troupe node: it does not end, and is ended now\n";
+  constexpr std::string_view line = "troupe node: the node did not stop in time and is ended now\n";
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
   ::_exit(to_int(exit_code::failed));
 }
@@ -89,7 +89,7 @@ void expect_the_end(stop_signals& signals, why_ends why) {
 /// The node to start, and how long it may wait until the cluster registers it.
 struct node_start {
   config::resolved_node node;
-  std::unique_ptr<actors::claimed_slot> claim;  ///< until it is registered; null: it was named
+  std::unique_ptr<actors::leased_name> claim;  ///< until it is registered; null: it was named
   /// For a supervisor with `supervisor.begin`: kept until its process ends. Null if it is not found
   /// in this way.
   std::unique_ptr<actors::supervisor_notice> notice;
@@ -103,7 +103,7 @@ struct node_start {
   [[nodiscard]] error late(const error& waited) const {
     const auto reason = waited.message.find(": ");  // skips how long that wait was
     return {errc::deadline,
-            node.name + " was not taken in within the " + config::format_duration(wait_limit) +
+            node.name + " was not registered within the " + config::format_duration(wait_limit) +
                 " of --wait-limit: " +
                 (reason == std::string::npos ? waited.message : waited.message.substr(reason + 2))};
   }
@@ -116,7 +116,7 @@ result<why_ends> supervise(const node_start& start, const std::atomic<bool>& cra
   while (!signals.wait(standing_interval)) {
     if (crashed) {
       return fail(errc::internal,
-                  "the supervisor crashed (see the log); nodes work on without it until it is "
+                  "the supervisor crashed (see the log); nodes continue without it until it is "
                   "started again");
     }
     if (!start.notice) continue;
@@ -165,8 +165,8 @@ result<void> run_supervisor(const config::deployment& deployment, const node_sta
   } else if (*ended == why_ends::not_found_any_more) {
     actors::logger("supervisor")
         ->warn(
-            "what tells of it was removed or replaced, so that nobody finds it any more: the "
-            "supervisor of cluster '{}' ends, and its nodes go to the next one",
+            "the notice of this supervisor was removed or replaced, so that no process finds it "
+            "any more: the supervisor of cluster '{}' ends, and its nodes go to the next one",
             deployment.cluster);
   }
   if (!host.shutdown()) return fail(errc::internal, "some actors did not end in time");
@@ -220,7 +220,7 @@ result<void> run_reference(const config::deployment& deployment, node_start& sta
 
 result<void> run_store(const config::deployment& deployment, node_start& start,
                        const announcer& tell, stop_signals& signals) {
-  auto node = start.claim ? actors::start_claimed(deployment, *start.claim)
+  auto node = start.claim ? actors::start_with_name(deployment, *start.claim)
                           : engine::start(deployment, start.node.name);
   if (!node) return fail(node.error());
   auto served = serve(**node, start, tell, signals);
@@ -285,8 +285,8 @@ std::optional<error> complaint_of_stage(const config::deployment& deployment,
   return error{errc::invalid_config,
                "stage " + name +
                    " has `engine: external`: its nodes are processes of yours, which find out "
-                   "which of them they are by troupe::actors::claimed_slot; see "
-                   "troupe/actors/slot_claim.hpp"};
+                   "which of them they are by troupe::actors::leased_name; see "
+                   "troupe/actors/leased_name.hpp"};
 }
 
 exit_code refuse(const error& why) {
@@ -359,12 +359,12 @@ result<actors::found_supervisor> find_first(const config::deployment& deployment
 }
 
 /// Asks the supervisor which node of the stage this process is.
-result<std::unique_ptr<actors::claimed_slot>> claim_name(const config::deployment& deployment,
-                                                         const node_arguments& given,
-                                                         stop_signals& signals) {
-  using claimed = std::unique_ptr<actors::claimed_slot>;
+result<std::unique_ptr<actors::leased_name>> claim_name(const config::deployment& deployment,
+                                                        const node_arguments& given,
+                                                        stop_signals& signals) {
+  using claimed = std::unique_ptr<actors::leased_name>;
   return unless_signalled<claimed>(signals, [&](const std::stop_token& given_up) {
-    return actors::claimed_slot::claim(deployment, given.stage, {given.wait_limit, given_up});
+    return actors::leased_name::claim(deployment, given.stage, {given.wait_limit, given_up});
   });
 }
 
@@ -395,11 +395,11 @@ exit_code run_node(node_arguments& given) {
   const bool supervises = !given.name.empty() && start.node.role == config::role::supervisor;
   if (supervises && given.wait_limit.count() >= 0)
     return refuse(
-        {errc::invalid_config, "the supervisor waits for nobody; leave --wait-limit out"});
+        {errc::invalid_config, "the supervisor waits for no other node; leave --wait-limit out"});
   if (!supervises && deployment->supervisor.port == 0 && !deployment->supervisor.begin) {
     std::cerr << "troupe node: supervisor.port is 0 in " << given.file
-              << ", so nobody knows where the supervisor listens; give it a port there, or the "
-                 "one it was given with --supervisor-port\n";
+              << ", so this node cannot find the supervisor; give it a port there, or name the "
+                 "port at which it listens with --supervisor-port\n";
     return exit_code::usage;
   }
   const auto first_name = given.name.empty() ? given.stage : given.name;
@@ -432,7 +432,7 @@ exit_code run_node(node_arguments& given) {
     start.node = std::move(*node);
     start.claim = std::move(*claim);
     if (auto logging = go_by(start.node.name, given.log); !logging) return refuse(logging.error());
-    actors::logger("node")->info("is {}, as the supervisor says", start.node.name);
+    actors::logger("node")->info("the supervisor assigned the name {}", start.node.name);
   }
   const auto name = start.node.name;
   if (const auto ran = run_role(*deployment, start, tell, signals); !ran)
@@ -446,30 +446,24 @@ exit_code run_node(node_arguments& given) {
 void add_node(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
       "node",
-      "Run one node of a deployment in the foreground until Ctrl-C or SIGTERM, or until it was\n"
-      "drained: the supervisor, a store, or a stage with the reference engine. A second signal "
-      "ends\n"
-      "it at once. Without a supervisor it waits, says so, and asks again every "
-      "heartbeat_interval\n"
-      "until it is stopped, or until --wait-limit. With --stage the supervisor says which node of "
-      "the\n"
-      "stage it is: one that nobody was yet, else the one that has been down for longest; where "
-      "all are\n"
-      "in use it waits until one is free. A supervisor keeps what must survive it in the file "
-      "that\n"
-      "supervisor.state_file names. Where the file has `supervisor: {begin: true}`, a node that "
-      "finds\n"
-      "no supervisor begins one.");
+      "Run one node of a deployment in the foreground until Ctrl-C or SIGTERM, or until it is\n"
+      "drained: the supervisor, a store, or a stage with the reference engine. A second signal\n"
+      "ends it at once. A node without a supervisor says so, waits, and asks again every\n"
+      "heartbeat_interval until it is stopped, or until --wait-limit. With --stage the supervisor\n"
+      "chooses which node of the stage it is: one that no process has been yet, else the one that\n"
+      "has been down for longest; if all are in use, it waits until one is free. A supervisor\n"
+      "keeps what must survive it in the file that supervisor.state_file names. If FILE has\n"
+      "`supervisor: {begin: true}`, a node that finds no supervisor begins one.");
   const auto given = std::make_shared<node_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
   auto* name = verb->add_option("--name", given->name,
                                 "Which node, as `troupe check FILE --nodes` lists them");
   verb->add_option("--stage", given->stage,
-                   "Instead of --name: any node of this stage, the supervisor says which")
+                   "Instead of --name: any node of this stage, the supervisor chooses which")
       ->excludes(name);
   verb->add_option("--wait-limit", given->wait_limit_text,
-                   "How long to wait until the supervisor has taken it in, a duration like 60s; "
-                   "then it\nends with 1 (for ever)")
+                   "How long to wait until the supervisor has registered the node, a duration\n"
+                   "like 60s; then the command ends with 1 (default: no limit)")
       ->check([given](const std::string& text) {
         const auto time = config::parse_duration(text);
         if (!time) return "takes a duration, like 60s or 5min, found `" + text + "`";
@@ -481,15 +475,15 @@ void add_node(CLI::App& app, exit_code& code) {
       ->capture_default_str();
   verb->add_option(
       "--log-file", given->log.file,
-      "Where to, rotated at 64 MiB, 3 old ones kept; its folders are made where they are\n"
-      "missing (standard error)");
+      "Log to this file, rotated at 64 MiB, with 3 old files kept; missing folders are\n"
+      "created (default: standard error)");
   verb->add_option("--supervisor-port", given->supervisor_port,
-                   "Instead of the one in FILE; for a supervisor that was told to listen anywhere")
+                   "Instead of the port in FILE; for a supervisor that listens at any free port")
       ->check(CLI::Range(1, 65'535));
   verb->add_flag(
       "--detach", given->detach,
-      "Goes on in the background, as a process that nobody waits for, once FILE and the\n"
-      "name are seen to be right; its log is lost without --log-file");
+      "Go on in the background, detached from the caller, once FILE and the name have been\n"
+      "checked; the log is lost without --log-file");
   // The pipe on which `troupe up` hears from the nodes that it starts.
   verb->add_option("--announce-fd", given->announce_fd)->group("");
   verb->callback([given, &code] {

@@ -178,7 +178,7 @@ void node_group::say_when_up() {
 /// Returns false if it is not restarted, so that the others have to stop.
 bool node_group::on_end(child& c) {
   (void)c.process.wait(exit_patience);
-  const auto how = c.process.ended().value_or("a closed pipe, and does not end");
+  const auto how = c.process.ended().value_or("a closed pipe, but is still running");
   const auto what_happened =
       c.who() + " ended with " + how + (c.failure.empty() ? std::string{} : ": " + c.failure);
   if (c.drained) {
@@ -213,7 +213,7 @@ bool node_group::work_on_without(child& supervisor, const std::string& what_happ
       children_, [&](const child& c) { return &c == &supervisor || c.where == phase::left; });
   if (alone) return give_up(supervisor, what_happened);
   const auto delay = restart_backoff::longest_delay;
-  complain(what_happened + "; the other nodes work on without it, and it is tried again in " +
+  complain(what_happened + "; the other nodes continue without it, and it is tried again in " +
            actors::time_text(delay));
   wait_for_next_start(supervisor, delay);
   return true;
@@ -348,7 +348,7 @@ bool node_group::stop_all() {
              (killed.size() == 1 ? " and was killed" : " and were killed"));
   }
   if (!children_.empty())
-    std::cout << (clean ? "all nodes stopped" : "all nodes are gone, not all in good order")
+    std::cout << (clean ? "all nodes stopped" : "all nodes have ended, but not all in good order")
               << std::endl;
   return clean;
 }

@@ -61,7 +61,7 @@ exit_code run_status(const status_arguments& given) {
 std::string complaint_of_interval(const std::string& text) {
   const auto time = config::parse_duration(text);
   const bool good = time && *time >= min_watch_interval && *time <= max_watch_interval;
-  return good ? std::string{} : text + " is no duration from 100ms to 1h, such as 2s";
+  return good ? std::string{} : "takes a duration from 100ms to 1h, like 2s, found `" + text + "`";
 }
 
 }  // namespace
@@ -76,10 +76,10 @@ void add_status(CLI::App& app, exit_code& code) {
   verb->add_option("TARGET", given->where, "The deployment file, or HOST:PORT of the supervisor")
       ->required();
   verb->add_flag("--json", given->json,
-                 "One JSON object instead of tables; with --watch one a line");
+                 "One JSON object instead of tables; with --watch one per line");
   auto* watch = verb->add_flag(
       "--watch,-w", given->watch,
-      "Look again and again, with what each node moved per second since the last look: the tables\n"
+      "Look repeatedly, with what each node moved per second since the last look: the tables\n"
       "are drawn in place on a terminal, cut to its window, and one after another elsewhere");
   verb->add_option("--interval", given->interval, "How often to look, from 100ms to 1h")
       ->check(complaint_of_interval)

@@ -137,7 +137,7 @@ class drawn final : public watch_view {
   }
   void away(const error& why) override {
     if (away_since_.empty()) away_since_ = time_text(unix_ms_now());
-    draw("the supervisor at " + cluster_.supervisor_address() + " does not answer since " +
+    draw("the supervisor at " + cluster_.supervisor_address() + " has not answered since " +
          away_since_ + (tables_.empty() ? "" : ", what follows is older") + ": " +
          printable(to_string(why)) + "\n");
   }

@@ -18,7 +18,7 @@ stop_signals::stop_signals() {
   const int why = errno;
   restore();
   throw std::system_error{why, std::generic_category(),
-                          "no descriptor to hear of SIGTERM and Ctrl-C by"};
+                          "cannot open a descriptor for SIGTERM and Ctrl-C"};
 }
 
 stop_signals::~stop_signals() {

@@ -31,7 +31,7 @@ void supervisor_presence::away(const std::string& why) {
   if (away_) return;
   away_ = true;
   std::cerr << "troupe " << verb_ << ": the supervisor at " << address_()
-            << " does not answer, keeps asking; Ctrl-C ends: " << printable(why) << std::endl;
+            << " does not answer; retrying, Ctrl-C ends: " << printable(why) << std::endl;
 }
 
 void supervisor_presence::here() {

@@ -98,10 +98,10 @@ result<std::vector<group_member>> choose(const config::deployment& deployment,
   for (std::size_t i = 0; i < only.size(); ++i)
     if (!used[i])
       return fail(errc::not_found,
-                  "--only `" + only[i] + "` is no node and no stage; there are " + known);
+                  "--only `" + only[i] + "` is neither a node nor a stage; there are " + known);
   if (chosen.empty())
     return fail(errc::not_found,
-                "no node of this deployment is to be started here; the addresses of this machine "
+                "there is no node of this deployment to start here; the addresses of this machine "
                 "do not match any of its hosts, or every engine is external or joins by itself");
   return chosen;
 }
@@ -112,7 +112,7 @@ result<void> make_log_dir(const std::string& path) {
   std::error_code why;
   std::filesystem::create_directories(path, why);
   if (!why && std::filesystem::is_directory(path, why)) return {};
-  return fail(errc::invalid_config, "--log-dir " + path + " is no folder and cannot be made" +
+  return fail(errc::invalid_config, "--log-dir " + path + " is not a folder and cannot be created" +
                                         (why ? ": " + why.message() : std::string{}) +
                                         "; name another one");
 }
@@ -147,15 +147,14 @@ void add_up(CLI::App& app, exit_code& code) {
   auto* verb = app.add_subcommand(
       "up",
       "Start every node of a deployment that belongs to this host, each in a process of its own,\n"
-      "and stop them all in good order on Ctrl-C: all at once, and whoever has not ended within\n"
-      "8 s, or at a second Ctrl-C, is killed. When a node ends by itself, that is said, the\n"
-      "others are stopped, and the command fails. A node whose stage has `restart: on-failure` is\n"
-      "started again instead, after 100 ms at first and 10 s at most, unless it ended with 0 (it\n"
-      "left), 2 or 4; when it fails more than 5 times within 60 s it is given up as above. (The\n"
-      "supervisor is not: the nodes work on without it, and it is tried again every 10 s.) "
-      "Without\n"
-      "a supervisor (it runs elsewhere and --only left it out) the nodes wait for it, which is\n"
-      "said, until it is there or Ctrl-C. One that the file lets the nodes begin\n"
+      "and stop them all in good order on Ctrl-C: all at once, and a node that has not ended\n"
+      "within 8 s, or at a second Ctrl-C, is killed. When a node ends by itself, the command says\n"
+      "so, stops the others and fails. A node whose stage has `restart: on-failure` is started\n"
+      "again instead, after 100 ms at first and 10 s at most, unless it ended with 0 (it left), 2\n"
+      "or 4; if it fails more than 5 times within 60 s, it is given up as above. (The supervisor\n"
+      "is not given up: the nodes continue without it, and it is tried again every 10 s.) If the\n"
+      "supervisor runs elsewhere and --only left it out, the nodes wait for it, and the command\n"
+      "says so, until it answers or Ctrl-C. A supervisor that the file lets the nodes begin\n"
       "(`supervisor: {begin: true}`) is neither started nor stopped.");
   const auto given = std::make_shared<up_arguments>();
   verb->add_option("FILE", given->file, "The deployment file (YAML)")->required();
@@ -167,7 +166,7 @@ void add_up(CLI::App& app, exit_code& code) {
       ->capture_default_str();
   verb->add_option(
       "--log-dir", given->log_dir,
-      "A folder for one NAME.log per node, made where it is missing (standard error of\n"
+      "A folder for one NAME.log per node, created if missing (default: standard error of\n"
       "this command)");
   verb->callback([given, &code] { code = run_up(*given); });
 }

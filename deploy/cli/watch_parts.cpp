@@ -62,7 +62,7 @@ std::string fitted(std::string_view text, window size) {
   std::string last;
   if (lines.size() > rows) {
     last = "... " + std::to_string(lines.size() - rows + 1) +
-           " more rows; make the window higher, or look without --watch";
+           " more rows; make the window taller, or run without --watch";
     lines.resize(rows - 1);
     lines.emplace_back(last);
   }

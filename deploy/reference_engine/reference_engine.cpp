@@ -227,7 +227,7 @@ result<std::unique_ptr<reference_engine>> reference_engine::start(
     below.allocate.emplace();  // huge pages if available, on any NUMA node
   }
   auto node = options.claim != nullptr
-                  ? actors::start_claimed(deployment, *options.claim, std::move(below))
+                  ? actors::start_with_name(deployment, *options.claim, std::move(below))
                   : engine::start(deployment, name, std::move(below));
   if (!node) return fail(node.error());
   auto context =

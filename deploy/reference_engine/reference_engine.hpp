@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "troupe/actors/engine.hpp"
-#include "troupe/actors/slot_claim.hpp"
+#include "troupe/actors/leased_name.hpp"
 #include "troupe/config/deployment.hpp"
 #include "troupe/kvcache/layout.hpp"
 #include "troupe/kvcache/result.hpp"
@@ -29,7 +29,7 @@ struct reference_options {
   std::optional<kvcache::cache_layout> layout;
   /// The claim of the node that is started, only used during the start. Null: the node was not
   /// claimed.
-  const actors::claimed_slot* claim{nullptr};
+  const actors::leased_name* claim{nullptr};
 };
 
 /// Thread-safe.

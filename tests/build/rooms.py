@@ -28,7 +28,7 @@ ROOMS = [
     (7, "runtime", True, "actor_host_options host_options"),
     (8, "context", True, ""),
     (8, "supervisor", True, ""),
-    (8, "client", True, "cluster_client request_carrier slot_claim"),
+    (8, "client", True, "cluster_client request_carrier leased_name"),
     (9, "link", True, ""),
     (9, "values", True, ""),
     (10, "port", True, ""),

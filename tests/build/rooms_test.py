@@ -39,9 +39,9 @@ def main():
             (copy / name).parent.mkdir(exist_ok=True)
             with open(copy / name, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
-        (copy / "slot_claim.hpp").unlink()
+        (copy / "leased_name.hpp").unlink()
         code, lines = lines_of(copy)
-        for expected in [said for _, said in WRONG.values()] + ["slot_claim.hpp is named, and is not there"]:
+        for expected in [said for _, said in WRONG.values()] + ["leased_name.hpp is named, and is not there"]:
             if not any(line == expected or line.startswith(expected + " ->") for line in lines):
                 sys.exit(f"not found: {expected}\nsaid was:\n" + "\n".join(lines))
         if code == 0:

@@ -151,7 +151,7 @@ TEST(c_arguments, a_later_struct_is_taken_while_what_was_added_is_not_used) {
   geometry.added = 1;
   EXPECT_REFUSED(troupe_layout_make(&geometry.known, &shape, 1, nullptr, &layout),
                  TROUPE_VERSION_MISMATCH,
-                 "`geometry` uses what this release of libtroupe does not know");
+                 "`geometry` uses fields that this release of libtroupe does not know");
 }
 
 TEST(c_arguments, events_of_a_later_program_stand_at_its_own_distance) {
@@ -208,7 +208,7 @@ TEST(c_arguments, options_that_contradict_each_other_or_say_nothing_are_refused)
   const troupe_memory nothing{nullptr, 4096};
   options.regions = &nothing;
   EXPECT_REFUSED(troupe_engine_start(&options, &engine), TROUPE_INVALID_CONFIG,
-                 "`options.regions[0]` is no memory");
+                 "`options.regions[0]` is NULL or empty");
   const std::string wrong = "cluster: x\nstages: 7\n";
   options = good_options(wrong);
   EXPECT_REFUSED(troupe_engine_start(&options, &engine), TROUPE_INVALID_CONFIG, "deployment:2");
@@ -469,7 +469,7 @@ TEST(c_arguments, details_of_a_later_program_are_taken_while_what_was_added_is_n
   later_details details{packed("tiles"), 1};
   details.known.size = sizeof details;
   EXPECT_REFUSED(add(details), TROUPE_VERSION_MISMATCH,
-                 "`details` uses what this release of libtroupe does not know");
+                 "`details` uses fields that this release of libtroupe does not know");
   details.added = 0;
   ASSERT_DONE(add(details));
   later_details seen{{}, 77};

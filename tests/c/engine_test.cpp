@@ -228,7 +228,7 @@ TEST_F(c_pair, a_send_grows_and_tells_who_wants_it_on_terms_of_the_receive) {
   spec.lives = &another_life;
   ASSERT_DONE(troupe_engine_receive(decode.get(), &spec, &receiving));
   EXPECT_REFUSED(troupe_engine_wait(decode.get(), receiving, long_enough, nullptr),
-                 TROUPE_STALE_INCARNATION, "lives as incarnation");
+                 TROUPE_STALE_INCARNATION, "runs as incarnation");
   spec.lives = nullptr;
   spec.park_ms = 0;
   ASSERT_DONE(troupe_engine_receive(decode.get(), &spec, &receiving));
@@ -266,7 +266,7 @@ TEST_F(c_pair, a_request_is_held_and_given_back) {
   of.lives = lives;
   ASSERT_DONE(troupe_engine_release(decode.get(), &of, &given_back));
   EXPECT_REFUSED(troupe_engine_wait(decode.get(), given_back, long_enough, nullptr),
-                 TROUPE_STALE_INCARNATION, "lives as incarnation");
+                 TROUPE_STALE_INCARNATION, "runs as incarnation");
   of.source_count = 0;
   EXPECT_REFUSED(troupe_engine_release(decode.get(), &of, &given_back), TROUPE_INVALID_CONFIG,
                  "name the prefill nodes");

@@ -133,7 +133,7 @@ TEST_F(begun, by_a_process_that_is_started_for_a_stage) {
       "stages:\n  - {name: cache, role: store, pool: {size: 1MiB}}\n");
   command node{{"node", file->path(), "--stage", "cache"}};
   ASSERT_TRUE(registers(node)) << node.err();
-  EXPECT_THAT(node.err(), HasSubstr("is cache-0, as the supervisor says"));
+  EXPECT_THAT(node.err(), HasSubstr("the supervisor assigned the name cache-0"));
   EXPECT_GT(supervisor.wait(), 0);
 }
 

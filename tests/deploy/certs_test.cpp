@@ -53,7 +53,7 @@ TEST_F(certs, init_overwrites_nothing_and_renew_replaces_the_nodes_part) {
   EXPECT_EQ(text_of(dir() + "/node.crt"), node);
   const auto renewed = run({"certs", "renew", dir(), "--days", "10"});
   EXPECT_EQ(renewed.code, 0) << renewed.err;
-  EXPECT_THAT(renewed.out, HasSubstr("good until"));
+  EXPECT_THAT(renewed.out, HasSubstr("valid until"));
   EXPECT_EQ(text_of(dir() + "/ca.crt"), ca);
   EXPECT_EQ(text_of(dir() + "/cluster.secret"), secret);
   EXPECT_NE(text_of(dir() + "/node.crt"), node);

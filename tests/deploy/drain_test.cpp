@@ -167,7 +167,7 @@ TEST_F(drained, a_node_leaves_under_load_and_no_request_fails) {
   ASSERT_TRUE(requests.comes_to("decode-0", 3));
   const auto drain = run({"drain", file_, "decode-0", "--deadline", "1min"});
   EXPECT_EQ(drain.code, 0) << drain.out << drain.err;
-  EXPECT_THAT(drain.out, HasSubstr("decode-0 takes no new request"));
+  EXPECT_THAT(drain.out, HasSubstr("decode-0 takes no new requests"));
   EXPECT_THAT(drain.out, HasSubstr("decode-0 was drained and has left"));
   const auto before = requests.served("decode-0");
   const auto others = requests.served("decode-1");
@@ -223,13 +223,14 @@ TEST_F(drained, a_node_whose_drain_is_cancelled_serves_on) {
   EXPECT_EQ(cancel.code, 0) << cancel.err;
   EXPECT_THAT(cancel.out, HasSubstr(rank(0) + ", " + rank(1) + " take new requests again"));
   EXPECT_EQ(waits.wait(), 1);
-  EXPECT_THAT(waits.err(), HasSubstr("the drain of " + rank(0) + " was cancelled: it serves on"));
+  EXPECT_THAT(waits.err(),
+              HasSubstr("the drain of " + rank(0) + " was cancelled: it keeps serving"));
   ASSERT_TRUE(client_->finished("held"));
   std::this_thread::sleep_for(1500ms);
   for (int i : {0, 1}) EXPECT_EQ(status_of(rank(i)).at("state"), "up");
   const auto nothing = run({"drain", file_, rank(0), "--cancel"});
   EXPECT_EQ(nothing.code, 1);
-  EXPECT_THAT(nothing.err, HasSubstr("nobody drains it"));
+  EXPECT_THAT(nothing.err, HasSubstr("it is not being drained"));
   EXPECT_EQ(run({"drain", file_, rank(0), "--cancel", "--no-wait"}).code, 2);
   ASSERT_EQ(run({"drain", file_, rank(0)}).code, 0) << "it can be drained again";
   const auto late = run({"drain", file_, rank(0), "--cancel"});
@@ -247,7 +248,7 @@ TEST_F(drained, a_node_leaves_at_the_deadline_although_a_transfer_never_ends) {
   ASSERT_TRUE(comes_true([&] { return status_of(name).at("queue_length") != 0; }, 50ms));
   const auto drain = run({"drain", file_, name, "--deadline", "1s"});
   EXPECT_EQ(drain.code, 3) << drain.out << drain.err;
-  EXPECT_THAT(drain.err, HasSubstr(name + " is gone before all that it had was over: left when the "
+  EXPECT_THAT(drain.err, HasSubstr(name + " is gone, with work unfinished: left when the "
                                           "drain's deadline of 1 s passed: 1 placed request"));
   EXPECT_THAT(drain.err, HasSubstr("1 in its queue"));
   EXPECT_FALSE(decoding.get()) << "it was told that the node is gone";

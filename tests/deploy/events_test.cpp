@@ -114,7 +114,7 @@ TEST(events, go_on_through_a_restart_of_the_supervisor_which_is_said_once) {
   command follower{{"events", file.path(), "--follow"}};
   ASSERT_TRUE(follower.says(" up         cache-0 ")) << follower.out() << follower.err();
   kill_at_once(*supervisor);
-  ASSERT_TRUE(follower.says("does not answer, keeps asking")) << follower.err();
+  ASSERT_TRUE(follower.says("does not answer; retrying")) << follower.err();
   std::this_thread::sleep_for(1s);  // repeated attempts are not reported
   supervisor = supervisor_of(file);
   EXPECT_TRUE(follower.says("answers again")) << follower.err();

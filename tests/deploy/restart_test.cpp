@@ -226,7 +226,7 @@ TEST(up, keeps_its_nodes_where_the_supervisor_cannot_be_kept_running_and_tries_i
   const auto cache = node_in(up.out(), "cache-0");
   std::ofstream{file.path()} << "cluster: [";
   ASSERT_EQ(::kill(dead.pid, SIGKILL), 0);
-  ASSERT_TRUE(up.says("the other nodes work on without it, and it is tried again in 10"))
+  ASSERT_TRUE(up.says("the other nodes continue without it, and it is tried again in 10"))
       << up.err();
   EXPECT_THAT(up.err(), HasSubstr("supervisor (pid"));
   EXPECT_EQ(::kill(cache.pid, 0), 0);

@@ -435,11 +435,11 @@ TEST(without_a_word_on_security, the_users_own_processes_find_each_other_and_no_
   const auto port = free_port();
   const auto own = "own-" + std::to_string(port);
   const deployment_on_disk file{store_alone(own, port)};
-  EXPECT_THAT(run({"check", file.path()}).out, HasSubstr("which the first process makes"));
+  EXPECT_THAT(run({"check", file.path()}).out, HasSubstr("which the first process creates"));
   command up{{"up", file.path()}};
   ASSERT_TRUE(up.says("2 nodes are up")) << up.out() << up.err();
   EXPECT_THAT(run({"check", file.path()}).out,
-              HasSubstr("/troupe/" + own + "/secret, which is there"));
+              HasSubstr("/troupe/" + own + "/secret, which exists"));
   const auto by_file = run_until_good({"status", file.path()});
   EXPECT_EQ(by_file.code, 0) << by_file.err;
 

@@ -15,7 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "troupe/actors/slot_claim.hpp"
+#include "troupe/actors/leased_name.hpp"
 #include "troupe/config/parse.hpp"
 
 #include "command.hpp"
@@ -123,7 +123,7 @@ TEST_F(stage, keeps_a_claimed_name_from_others_until_its_process_had_time_to_reg
   start_supervisor();
   const auto parsed = troupe::config::parse(caches(port, 1), "test.yaml");
   ASSERT_TRUE(parsed.value);
-  auto claimed = troupe::actors::claimed_slot::claim(*parsed.value, "cache", {});
+  auto claimed = troupe::actors::leased_name::claim(*parsed.value, "cache", {});
   ASSERT_TRUE(claimed) << to_string(claimed.error());
   EXPECT_EQ((*claimed)->name(), "cache-0");
   std::this_thread::sleep_for(4s);  // longer than an unrepeated claim is held
@@ -140,9 +140,9 @@ TEST_F(stage, keeps_a_claimed_name_for_its_process_when_the_supervisor_is_restar
   start_supervisor();
   const auto parsed = troupe::config::parse(caches(port, 2), "test.yaml");
   ASSERT_TRUE(parsed.value);
-  auto first = troupe::actors::claimed_slot::claim(*parsed.value, "cache", {});
+  auto first = troupe::actors::leased_name::claim(*parsed.value, "cache", {});
   ASSERT_TRUE(first) << to_string(first.error());
-  auto second = troupe::actors::claimed_slot::claim(*parsed.value, "cache", {});
+  auto second = troupe::actors::leased_name::claim(*parsed.value, "cache", {});
   ASSERT_TRUE(second) << to_string(second.error());
   ASSERT_EQ((*second)->name(), "cache-1");
   first->reset();
@@ -184,14 +184,14 @@ TEST_F(stage, that_is_not_there_or_no_ones_to_start_here_is_an_error) {
   EXPECT_THAT(refused({}), HasSubstr("--name or --stage is required"));
   EXPECT_THAT(refused({"--name", "cache-0", "--stage", "cache"}), HasSubstr("excludes"));
   EXPECT_THAT(refused({"--name", "supervisor", "--wait-limit", "1s"}),
-              HasSubstr("the supervisor waits for nobody"));
+              HasSubstr("the supervisor waits for no other node"));
   EXPECT_THAT(refused({"--stage", "cache", "--wait-limit", "soon"}), HasSubstr("like 60s or 5min"));
   const deployment_on_disk external{
       "cluster: stage-test\nsupervisor: {port: 7400}\n"
       "stages:\n  - {name: decode, role: decode, engine: external}\n"};
   const auto ended = run({"node", external.path(), "--stage", "decode"});
   EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.err, HasSubstr("troupe/actors/slot_claim.hpp"));
+  EXPECT_THAT(ended.err, HasSubstr("troupe/actors/leased_name.hpp"));
 }
 
 TEST_F(stage, that_is_open_has_no_names_to_give) {
@@ -210,7 +210,7 @@ TEST_F(stage, that_is_open_has_no_names_to_give) {
   }
   const auto parsed = troupe::config::parse(text, "test.yaml");
   ASSERT_TRUE(parsed.value);
-  const auto claimed = troupe::actors::claimed_slot::claim(*parsed.value, "engines", {});
+  const auto claimed = troupe::actors::leased_name::claim(*parsed.value, "engines", {});
   ASSERT_FALSE(claimed);
   EXPECT_EQ(claimed.error().code, troupe::errc::invalid_config);
   EXPECT_THAT(claimed.error().message, HasSubstr("stage 'engines' is open"));
@@ -253,7 +253,7 @@ TEST_F(stage, a_node_whose_name_stays_taken_says_so_when_it_has_waited_long_enou
     return named.find("already_exists") != std::string::npos;
   };
   EXPECT_TRUE(comes_true(answered)) << named;
-  EXPECT_THAT(named, HasSubstr("cache-0 was not taken in within the 1s of --wait-limit: "));
+  EXPECT_THAT(named, HasSubstr("cache-0 was not registered within the 1s of --wait-limit: "));
   std::string claimed;
   const auto told = [&] {
     claimed = limited({"--stage", "cache"});

@@ -150,9 +150,9 @@ TEST_F(status_watch, goes_on_through_a_restart_of_the_supervisor_and_shows_it) {
   ASSERT_TRUE(listed.says(", epoch ")) << listed.err();
   supervisor->signal(SIGKILL);
   EXPECT_EQ(supervisor->wait(), 128 + SIGKILL);
-  EXPECT_TRUE(watch.shows("does not answer since ")) << watch.shown();
+  EXPECT_TRUE(watch.shows("has not answered since ")) << watch.shown();
   EXPECT_TRUE(watch.shows("what follows is older: ")) << watch.shown();
-  EXPECT_TRUE(listed.says("does not answer, keeps asking")) << listed.err();
+  EXPECT_TRUE(listed.says("does not answer; retrying")) << listed.err();
   supervisor = supervise();
   EXPECT_TRUE(watch.shows("the supervisor was restarted at ")) << watch.shown();
   EXPECT_TRUE(listed.says("was restarted (incarnation ")) << listed.err();

@@ -144,11 +144,11 @@ TEST(up, a_name_that_is_no_node_ends_with_two_and_the_names_there_are) {
   const deployment_on_disk file{free_port()};
   const auto ended = run({"up", file.path(), "--only", "prefil-0"});
   EXPECT_EQ(ended.code, 2);
-  EXPECT_THAT(ended.err, HasSubstr("`prefil-0` is no node and no stage"));
+  EXPECT_THAT(ended.err, HasSubstr("`prefil-0` is neither a node nor a stage"));
   EXPECT_THAT(ended.err, HasSubstr("supervisor, prefill-0, decode-0, cache-0"));
   const auto none = run({"up", file.path(), "--only", ""});
   EXPECT_EQ(none.code, 2) << "the supervisor is of no stage, which is no name";
-  EXPECT_THAT(none.err, HasSubstr("`` is no node and no stage"));
+  EXPECT_THAT(none.err, HasSubstr("`` is neither a node nor a stage"));
 }
 
 /// A deployment whose nodes all join by themselves.

@@ -683,9 +683,9 @@ class MoriioUnderScheduler(UnderScheduler):
     def test_what_names_no_nodes_is_refused(self):
         answered = {"transfer_id": TX, "remote_engine_id": "e"}
         for params, sentence in (
-                ({**answered, "transfer_id": "tx-ABC", "tp_size": 1}, "'transfer_id' .* is no id of a transfer"),
-                ({**answered, "transfer_id": "x" * 201, "tp_size": 1}, "is no id of a transfer"),
-                ({**answered, "transfer_id": 7, "tp_size": 1}, "is no id of a transfer"),
+                ({**answered, "transfer_id": "tx-ABC", "tp_size": 1}, "'transfer_id' .* is not the id of a transfer"),
+                ({**answered, "transfer_id": "x" * 201, "tp_size": 1}, "is not the id of a transfer"),
+                ({**answered, "transfer_id": 7, "tp_size": 1}, "is not the id of a transfer"),
                 (answered, "'remote_tp_size' .* name no engine's nodes"),
                 *(({**answered, "remote_engine_id": bad, "tp_size": 1}, "name no engine's nodes")
                   for bad in (["e"], "", "\ud800")),

@@ -232,7 +232,7 @@ class Workers(TwoSides):
         self.assertEqual(len(self.prefill.worker._released), RELEASED)
 
     def test_other_calls_are_refused(self):
-        with self.assertRaisesRegex(TroupeError, "an engine of vLLM has no 'query'"):
+        with self.assertRaisesRegex(TroupeError, "a vLLM engine has no method 'query'"):
             self.call("query", "x")
 
     def call(self, method, payload):
@@ -495,7 +495,9 @@ class UnfitEngines(unittest.TestCase):
     def test_an_engine_without_a_supervisor_says_so(self):
         alone = self.join("alone", f"127.0.0.1:{servers.free_ports(1)[0]}")
         self.assertRegex(self.why(self.offer(self.prefill), alone, alone), "supervisor has not been reached")
-        self.assertRegex(self.why(self.offer(alone), self.decode, alone), "engines.alone.0 is no member of the cluster")
+        self.assertRegex(
+            self.why(self.offer(alone), self.decode, alone), "engines.alone.0 is not a member of the cluster"
+        )
 
     def test_a_transfer_of_a_former_life_fails_at_once(self):
         """The engine that came back under the name knows nothing of it, and might yet be told of it."""
@@ -795,7 +797,7 @@ class Layouts(unittest.TestCase):
         shape, planes = strided_planes((4, 1, BLOCK, 576), (18432, 18432, 576, 1), 2, 0,
                                        Group([], BLOCK, key_dim=576, latent=True))
         self.assertEqual((shape.head_dim, len(planes), planes[0].head_bytes), (576, 1, 1152))
-        with self.assertRaisesRegex(ValueError, "is not one of heads of 0 elements of K"):
+        with self.assertRaisesRegex(ValueError, "does not have heads of 0 elements of K"):
             strided_planes((4, 2, BLOCK, 96), (6144, 3072, 96, 1), 2, 0, Group([], BLOCK))
 
     def test_a_cache_of_another_arrangement_is_refused(self):
@@ -855,8 +857,8 @@ class Configurations(unittest.TestCase):
                                       tokens_per_state=4)
         for specs, parallel, sentence in (
                 ([dense, state], {}, "this one has MambaSpec"), ([unequal], {}, "has UniformTypeKVCacheSpecs"),
-                ([dense, scaled], {}, r"the cache of layers.1 \(NONE\) is not K and V"),
-                ([compressed], {}, "is not K and V"),
+                ([dense, scaled], {}, r"the cache of layers.1 \(NONE\) does not hold K followed by V"),
+                ([compressed], {}, "does not hold K followed by V"),
                 ([dense], {"decode_context_parallel_size": 2}, "over 2 context-parallel ranks"),
                 ([dense], {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "each has its own")):
             with self.subTest(sentence):
@@ -1150,7 +1152,7 @@ class Places(unittest.TestCase):
                 ({"num_workers": True}, "give a whole number"), ({"transfer_timeout": 0}, "give seconds, 1 to 86400"),
                 ({"defer_timeout": "soon"}, "is 'soon'; give seconds"), ({"defer_timeout": "nan"}, "give seconds"),
                 ({"read_mode": "often"}, "is 'often'; give true .* or false"),
-                ({"deployment": "f", "node": "n", "backend": "tcp"}, "a deployment's file says it itself"),
+                ({"deployment": "f", "node": "n", "backend": "tcp"}, "cannot be given with 'deployment'; set it in that file"),
                 ({"proxy_port": 36367}, "knows no 'proxy_port'; .* of MoRIIO's words .* proxy_ip, proxy_ping_port")):
             with self.assertRaisesRegex(ValueError, sentence):
                 place_of(extra, "e")
@@ -1173,7 +1175,7 @@ class Places(unittest.TestCase):
     def test_what_moriio_could_not_be_told_is_refused(self):
         proxy = {"proxy_ip": "10.0.0.1", "proxy_ping_port": 36367}
         for extra, sentence in (
-                ({"proxy_ip": "10.0.0.1"}, "wants 'proxy_ping_port' beside it"), ({"proxy_ip": 7}, "give a text"),
+                ({"proxy_ip": "10.0.0.1"}, "needs 'proxy_ping_port' as well"), ({"proxy_ip": 7}, "give a string"),
                 ({"http_port": 0}, "'http_port' of .* is 0; give a port"), ({"notify_port": "x"}, "give a port"),
                 ({"handshake_port": True}, "give a port"), ({**proxy, "proxy_ping_port": 65536}, "give a port"),
                 ({"recv_abort_timeout": "soon"}, "give seconds"),
@@ -1185,7 +1187,7 @@ class Places(unittest.TestCase):
         self.assertIsNotNone(place_of(proxy, "e_dp0", role="kv_producer").proxy)
         with self.assertRaisesRegex(ValueError, "give kv_producer or kv_consumer"):
             place_of(proxy, "e")
-        with self.assertRaisesRegex(ValueError, "wants 'http_port' beside it"):
+        with self.assertRaisesRegex(ValueError, "needs 'http_port' as well"):
             Heartbeat(place_of(proxy, "e", role="kv_producer").proxy, 1)
 
     def test_who_pushes_says_so(self):

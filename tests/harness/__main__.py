@@ -60,7 +60,7 @@ def run_parts(names):
     if install(parts):
         Run(parts, tally).run()
     else:
-        tally.broken("packages", "what is needed could not be installed")
+        tally.broken("packages", "the packages that are needed could not be installed")
     tally.print(seed)
     return 0 if tally.passed else 1
 
@@ -68,7 +68,7 @@ def run_parts(names):
 def run_steady(words):
     parser = argparse.ArgumentParser(prog="tests/run steady")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a part, or a pattern of names of tests")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a part, or a pattern of test names")
     asked = parser.parse_args(words)
     if asked.rounds < 1:
         parser.error("--rounds: at least 1")

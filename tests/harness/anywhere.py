@@ -124,7 +124,7 @@ def refuse_unknown(names):
 def anywhere(words, install):
     """The exit code."""
     parser = argparse.ArgumentParser(prog="tests/run anywhere")
-    parser.add_argument("--only", action="append", metavar="PATTERN", help="a pattern of names of tests")
+    parser.add_argument("--only", action="append", metavar="PATTERN", help="a pattern of test names")
     parser.add_argument("names", nargs="*", metavar="RESTRICTION",
                         help=f"{', '.join(restrictions.KNOWN)} (all of them); {', '.join(fresh.KNOWN)}")
     asked = parser.parse_args(words)

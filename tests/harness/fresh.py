@@ -48,7 +48,7 @@ def missing():
         if not shutil.which(command):
             return f"there is no {command} here: apt-get install {package}"
     if not (ROOT / ".git").exists():
-        return f"{ROOT} is no clone"
+        return f"{ROOT} is not a git clone"
     return None
 
 
@@ -58,7 +58,7 @@ def archives():
                 "Created-By: Packages", "Component: main")
     found = {suite: address for address, suite in (line.split() for line in said.splitlines())}
     if "bookworm" not in found:
-        raise Broken("apt of this machine names no archive of Debian 12", said)
+        raise Broken("apt on this machine has no archive of Debian 12", said)
     return found
 
 

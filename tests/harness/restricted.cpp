@@ -111,7 +111,7 @@ bool install(const restriction& chosen) {
 
 int run(const restriction& chosen, char** command) {
   if (!install(chosen)) {
-    std::fprintf(stderr, "restricted: this kernel takes no filter of calls: %s\n",
+    std::fprintf(stderr, "restricted: this kernel accepts no filter of system calls: %s\n",
                  std::strerror(errno));
     return cannot;
   }

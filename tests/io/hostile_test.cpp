@@ -177,7 +177,8 @@ TEST(hostile_test, a_link_that_is_never_answered_for_fails_what_waits) {
   ASSERT_TRUE(raw.let_in());
   const auto end = end_of(a, sent);
   EXPECT_EQ(end.now, state::failed);
-  EXPECT_THAT(end.why->message, ::testing::HasSubstr("did not answer in time"));
+  EXPECT_THAT(end.why->message,
+              ::testing::HasSubstr("did not answer the request for a link in time"));
 }
 
 TEST(hostile_test, grants_that_nobody_asked_for_are_not_kept) {

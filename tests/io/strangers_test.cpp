@@ -63,7 +63,7 @@ TEST(strangers_test, a_descriptor_of_a_former_life_is_stale) {
   former.life = incarnation{former.life.value ^ 1};
   const auto why = end_of_transfer(a, former);
   EXPECT_EQ(why.code, errc::stale_incarnation) << why.message;
-  EXPECT_THAT(why.message, ::testing::HasSubstr("another life"));
+  EXPECT_THAT(why.message, ::testing::HasSubstr("not the incarnation"));
 }
 
 TEST(strangers_test, a_descriptor_of_another_token_for_a_known_life_is_refused_at_once) {

@@ -291,7 +291,7 @@ TEST(layer_groups, share_their_bytes_block_by_block_or_not_at_all) {
     const auto ok = validate(layout, sizes);
     ASSERT_FALSE(ok);
     EXPECT_EQ(ok.error().code, errc::invalid_config);
-    EXPECT_THAT(ok.error().message, HasSubstr("otherwise than block by block"));
+    EXPECT_THAT(ok.error().message, HasSubstr("but not block by block"));
   };
   refused([](auto& layer) {  // block 0 of one is block 1 of the other
     for (auto& p : layer.planes) p.base += p.block_stride;

@@ -466,7 +466,7 @@ TEST(layer_parts, know_states_by_their_names) {
   all.states[2].name = "a";
   const auto twice = check_compatible(first, all);
   ASSERT_FALSE(twice);
-  EXPECT_THAT(twice.error().message, HasSubstr("state 'a' is there twice at the peer"));
+  EXPECT_THAT(twice.error().message, HasSubstr("state 'a' appears twice at the peer"));
 }
 
 TEST(layer_parts, have_no_state_that_all_layers_of_the_model_do_not_have) {
@@ -479,8 +479,8 @@ TEST(layer_parts, have_no_state_that_all_layers_of_the_model_do_not_have) {
     EXPECT_EQ(ok.error().code, errc::layout_mismatch);
     EXPECT_THAT(ok.error().message, HasSubstr(words));
   };
-  refused(first, all, "state 'b' is not there at the peer");
-  refused(all, first, "state 'b' is not there here");
+  refused(first, all, "state 'b' is missing at the peer");
+  refused(all, first, "state 'b' is missing here");
   EXPECT_TRUE(check_compatible(first, part(4, 8, 8, 0, 1, {"c"}))) << "neither has all layers";
   EXPECT_TRUE(check_compatible(part(0, 4, 8, 0, 1, {"a"}), all));
 }

@@ -84,7 +84,8 @@ class Settings(unittest.TestCase):
                             ({"backend": "xgmi"}, "'backend'"), ({"num_workers": "two"}, "'num_workers'"),
                             ({"cluster": ""}, "'cluster'"),
                             ({"supervisor": "h"}, "'supervisor' of TroupeOmniConnector is 'h'; give host:port"),
-                            ({"deployment": "f", "memory": "1GiB"}, "'memory' .* the file says it itself")):
+                            ({"deployment": "f", "memory": "1GiB"},
+                             "'memory' .* cannot be given with 'deployment'; set it in that file")):
             with self.assertRaisesRegex(ValueError, said, msg=str(extra)):
                 settings_of(extra)
 
@@ -470,7 +471,7 @@ class OneProcess(unittest.TestCase):
             try:
                 self.zero.put("0", "1", "k", "x")
             except TroupeError as error:
-                os._exit(0 if error.code == ErrorCode.ABORTED and "behind the fork" in error.reason else 1)
+                os._exit(0 if error.code == ErrorCode.ABORTED and "after the fork" in error.reason else 1)
             os._exit(2)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
         self.put("k", "x")
@@ -511,7 +512,7 @@ class VllmOmni(unittest.TestCase):
         with unittest.mock.patch.dict(sys.modules, {"vllm_omni.distributed.omni_connectors.factory": None}):
             with self.assertLogs("vllm.troupe.omni", "ERROR") as said:
                 troupe.omni.register()
-        self.assertIn("this vLLM-Omni is none that it knows", said.output[-1])
+        self.assertIn("it needs vLLM-Omni 0.30, and registering it failed", said.output[-1])
 
     def test_the_entry_points_name_what_is_there(self):
         """The other tests do not need the package installed."""

@@ -82,7 +82,7 @@ def test_a_file_says_everything_and_the_command_line_goes_before_it() -> None:
         ({"engines": {}}, "engines is {}; give a list"),
         ({"engines": [{"url": "http://a"}]}, r"engines\[0\] has no role"),
         ({"engines": [{"url": "http://a/v1", "role": "both"}]}, "without a path"),
-        ({"engines": [{"url": "http://a:99999", "role": "both"}]}, "its port is none"),
+        ({"engines": [{"url": "http://a:99999", "role": "both"}]}, "its port is not a number from 0 to 65535"),
         ({"engines": [{"url": "http://me:secret@a", "role": "both"}]}, "names a user"),
         ({"engines": [{"url": "http://a", "role": "boss"}]}, "there are prefill, decode, both, plain"),
         ({"engines": [{"url": "http://a", "role": "both", "says_tokens": 1}]}, "give true or false"),

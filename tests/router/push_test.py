@@ -382,7 +382,7 @@ class CarriesOn(Pushed):
         status, _, said = answer.result()
         self.assertEqual((status, said["choices"][0]["text"]), (200, text_after(PROMPT, 40)))
         self.assertEqual((self.pushed, self.carried_on(), len(self.asked(self.decodes))), (1, 0, 1))
-        self.assertIn("the prefill failed when the text had begun", self.front.log.read_text())
+        self.assertIn("the prefill failed after the text had begun", self.front.log.read_text())
 
     def test_what_the_prefill_refuses_for_good_comes_in_its_words_and_the_decode_stops(self):
         self.engines()
@@ -414,11 +414,11 @@ class CarriesOn(Pushed):
 
     def test_a_prefill_that_dies_when_the_text_has_begun_is_not_missed(self):
         self.begun(lambda prefill: prefill.stop())
-        self.assertIn("the prefill failed when the text had begun", self.front.log.read_text())
+        self.assertIn("the prefill failed after the text had begun", self.front.log.read_text())
 
     def test_neither_is_one_that_refuses_then(self):
         self.begun(lambda prefill: prefill.behave(status=500))
-        self.assertIn("the prefill failed when the text had begun", self.front.log.read_text())
+        self.assertIn("the prefill failed after the text had begun", self.front.log.read_text())
 
     def test_a_prefill_that_does_not_end_before_the_text_is_told_to_stop(self):
         self.engines(early=1)

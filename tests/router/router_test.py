@@ -573,7 +573,7 @@ class Bounds(Routed):
         with self.opened_only(completion(stream=True)):
             eventually(lambda: self.front.metric("troupe_router_running") == 1, "it runs")
             os.kill(self.front.pid, signal.SIGTERM)
-            eventually(lambda: "stops; what runs" in self.front.log.read_text(), "it stops")
+            eventually(lambda: "stops; requests in progress" in self.front.log.read_text(), "it stops")
             os.kill(self.front.pid, signal.SIGTERM)
             eventually(lambda: not self.front.running, "it ends")
         self.assertEqual(self.front.exit_code, 0)

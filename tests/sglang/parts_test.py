@@ -45,7 +45,9 @@ class Settings(unittest.TestCase):
                           ({"supervisor": "h"}, "'supervisor' of TROUPE_SGLANG is 'h'; give host:port"),
                           ({"cluster": ""}, "'cluster'"), ({"backend": "nvlink"}, "give one of auto, rdma"),
                           ({"num_workers": "2"}, "give a whole number"), ({"num_workers": True}, "give a whole number"),
-                          ({"deployment": "f", "backend": "tcp"}, "'backend' .* the file says it itself"), ([], "give a mapping")):
+                          ({"deployment": "f", "backend": "tcp"},
+                           "'backend' .* cannot be given with 'deployment'; set it in that file"),
+                          ([], "give a mapping")):
             with self.assertRaisesRegex(ValueError, why, msg=str(said)):
                 settings_of(said)
 
@@ -54,7 +56,7 @@ class Settings(unittest.TestCase):
             with unittest.mock.patch.dict(os.environ, {VARIABLE: said}):
                 self.assertTrue(read_settings().cluster.startswith(f"{cluster}, supervisor begun on "))
         with unittest.mock.patch.dict(os.environ, {VARIABLE: "supervisor=h:1"}), \
-                self.assertRaisesRegex(ValueError, "TROUPE_SGLANG is no JSON"):
+                self.assertRaisesRegex(ValueError, "TROUPE_SGLANG is not JSON"):
             read_settings()
 
 
@@ -99,7 +101,7 @@ class MetadataRows(unittest.TestCase):
 
     def test_other_rows_are_refused_and_nothing_is_written(self):
         ours, receiver = self.rows(64, 8)
-        for sizes, said in (((64, 16), r"rows of 64\+16 bytes, those of this one of 64\+8"), ((64,), "rows of 64 bytes"),
+        for sizes, said in (((64, 16), r"rows of 64\+16 bytes, that of this server rows of 64\+8"), ((64,), "rows of 64 bytes"),
                             ((64, 8, 8), r"64\+8\+8")):
             theirs, sender = self.rows(*sizes)
             theirs[0][:] = 7
@@ -194,8 +196,8 @@ class Layouts(unittest.TestCase):
 
     def test_memory_that_contradicts_itself_is_refused_by_name(self):
         geometry = Geometry(16, kv_heads=4)
-        for more, said in (({"item": 16 * 64 + 1}, "number 0 has .* pages of 1025 that are not of 16 tokens"),
-                           ({"item": 16 * 66}, "66 and 66 bytes of a token, which are not those of 4 heads"),
+        for more, said in (({"item": 16 * 64 + 1}, "number 0 has .* pages of 1025 bytes, which do not fit 16 tokens per page"),
+                           ({"item": 16 * 66}, "66 and 66 bytes per token, which do not divide into 4 heads"),
                            ({"kv_data_ptrs": [1 << 24] * 4}, "named twice at one address.*unified memory"),
                            ({"kv_data_lens": [7] * 4}, "number 0 has 7 bytes"), ({"kv_data_lens": [1]}, "4 addresses, 1 sizes"),
                            ({"kv_data_ptrs": [], "kv_data_lens": [], "kv_item_lens": []}, "there are none"),

@@ -128,7 +128,7 @@ class Plugin(unittest.TestCase):
         with unittest.mock.patch.object(HookRegistry, "register", missing):
             log, parsed = self.loaded(lambda: utils.TransferBackend("fake").value)
         self.assertEqual((len(log.splitlines()), parsed), (1, "fake"))
-        self.assertRegex(log, "the transfer backend 'troupe' is missing: it is for SGLang 0.5.23")
+        self.assertRegex(log, "the transfer backend 'troupe' is not available: it needs SGLang 0.5.23")
 
     def test_it_may_be_registered_again(self):
         def again():

@@ -417,7 +417,7 @@ class Lifecycle(Transfers):
         decode.run(sglang.begin, self.room, prefill.address)
         until(lambda: decode.first(sglang.ensure, prefill.address), "the prefill is not ready")
         decode.run(sglang.init, self.room)
-        self.assertIn("receives into the KV cache of the device alone", decode.first(sglang.ask_for_host_memory, self.room))
+        self.assertIn("receives only into the KV cache of the device", decode.first(sglang.ask_for_host_memory, self.room))
 
     def test_data_parallel_replicas_are_told_apart(self):
         processes = [Process(), Process()]
@@ -654,7 +654,7 @@ class Deaths(Transfers):
         prefill.kill()
         prefill = self.restarted(prefill)
         decode.run(sglang.ask, self.room, 60)
-        self.fails(decode, self.room, "stale_incarnation.*lives as incarnation")
+        self.fails(decode, self.room, "stale_incarnation.*runs as incarnation")
 
     def test_of_a_decode_server(self):
         prefill, decode = self.pair()
@@ -752,7 +752,7 @@ class Misfits(Transfers):
         self.meet(prefill, decode, self.room, 60)
         prefill.run(sglang.send, self.room, 60, last=True)
         until(lambda: decode.poll(self.room) == FAILED, "nobody minds")
-        self.assertRegex(decode.first(sglang.failure, self.room)[1], "metadata of the prefill server are rows of .*128")
+        self.assertRegex(decode.first(sglang.failure, self.room)[1], "metadata of the prefill server has rows of .*128")
 
     def test_another_cluster(self):
         process = Process()
@@ -764,7 +764,7 @@ class Misfits(Transfers):
     def test_a_server_of_another_backend(self):
         prefill, decode = self.pair()
         prefill.run(sglang.forget_troupe)
-        self.refused(prefill, decode, "its transfer backend is another one")
+        self.refused(prefill, decode, "it has another transfer backend")
 
     def test_a_bootstrap_server_that_says_nonsense(self):
         prefill, decode = self.pair()
@@ -773,7 +773,7 @@ class Misfits(Transfers):
                      {**good, "nodes": [[1]]}, {**good, "lives": [["a"]]}, {**good, "caches": "kv"}, {**good, "lives": [7]}):
             prefill.run(sglang.say_of_troupe, said)
             self.room = next(self.rooms)
-            self.refused(prefill, decode, "nothing of Troupe's")
+            self.refused(prefill, decode, "does not name Troupe's nodes as expected")
         prefill.run(sglang.say_of_troupe, good)
         self.room = next(self.rooms)
         self.refused(prefill, decode, "speak protocol 1 and these")

@@ -132,7 +132,7 @@ inline supervisor_actor::behavior_type played_supervisor(supervisor_actor::point
         return asked;
       },
       [](drain_atom, const drain_request&) { return drain_reply{}; },
-      [](claim_atom, const slot_claim&) { return slot_grant{}; },
+      [](lease_name_atom, const name_request&) { return name_lease{}; },
       [](events_atom, const event_query&) { return event_page{}; },
       [](tick_atom) {},
   };

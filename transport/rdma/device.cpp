@@ -92,7 +92,7 @@ device_view look_at(ibv_device* which, const memory_place& memory,
     return view;
   }
   if (const int bad = ::ibv_query_device(context.get(), &view.attributes); bad != 0) {
-    view.trouble = "it does not say what it can do: " + what_errno(bad);
+    view.trouble = "its capabilities cannot be queried: " + what_errno(bad);
     return view;
   }
   std::vector<ibv_gid_entry> table(256);
@@ -380,8 +380,9 @@ result<std::shared_ptr<device>> device::open(const place& where) {
       ::ibv_query_port(made->context_, where.port, &made->port_) != 0 ||
       ::ibv_query_gid(made->context_, where.port, static_cast<int>(where.gid_index),
                       &address.gid) != 0) {
-    return fail(errc::no_device, "RDMA device " + where.device +
-                                     " does not answer what it can do: " + what_errno(errno));
+    return fail(errc::no_device,
+                "RDMA device " + where.device +
+                    " cannot be queried for its capabilities: " + what_errno(errno));
   }
   address.lid = made->port_.lid;
   address.mtu = static_cast<std::uint8_t>(made->port_.active_mtu);

@@ -11,7 +11,7 @@ event_meaning meaning_of(ibv_event_type what) {
               "gave a queue pair up after an error of its own"};
     case IBV_EVENT_QP_REQ_ERR:
       return {about::queue_pair, effect::ends, "IBV_EVENT_QP_REQ_ERR",
-              "ended a queue pair, since it takes a request of the peer's for wrong"};
+              "ended a queue pair, since it found a request of the peer's invalid"};
     case IBV_EVENT_QP_ACCESS_ERR:
       return {
           about::queue_pair, effect::ends, "IBV_EVENT_QP_ACCESS_ERR",
@@ -44,7 +44,7 @@ event_meaning meaning_of(ibv_event_type what) {
       return {about::other, effect::told, "IBV_EVENT_SRQ_LIMIT_REACHED"};
     case IBV_EVENT_WQ_FATAL: return {about::other, effect::told, "IBV_EVENT_WQ_FATAL"};
   }
-  return {about::other, effect::told, "an event of a kind that is not known here"};
+  return {about::other, effect::told, "an event of an unknown kind"};
 }
 
 }  // namespace troupe::transport::rdma

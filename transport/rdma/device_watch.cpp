@@ -30,7 +30,7 @@ void device_watch::start(const std::shared_ptr<device_watch>& self) {
       watches_[i] = *watch;
     } else if (notice_) {
       notice_("RDMA device " + rails_[i]->name() +
-              ": what it says of itself cannot be heard: " + to_string(watch.error()));
+              ": its events cannot be watched: " + to_string(watch.error()));
     }
   }
 }
@@ -110,7 +110,7 @@ void device_watch::take(device& rail, ibv_async_event event) {
   } else if (meaning.effect == event_effect::told) {
     notice(rail, what,
            "RDMA device " + rail.name() + " says " + std::string{meaning.name} +
-               ", which should not concern what Troupe uses; all goes on");
+               ", which should not affect what Troupe uses; everything goes on");
   }
 }
 
@@ -127,10 +127,10 @@ void device_watch::fail_device(device& rail, const std::string& what) {
   const auto sentence = "RDMA device " + rail.name() + " " + what;
   // Before its links are told, so that they are not made again with this device.
   if (!rail.mark_failed(sentence)) return;
-  notice(rail, IBV_EVENT_DEVICE_FATAL,
-         sentence +
-             "; its links break, and none is made over it any more until this node is "
-             "started again");
+  notice(
+      rail, IBV_EVENT_DEVICE_FATAL,
+      sentence +
+          "; its links break, and no new ones are made over it until this node is started again");
   for (const auto& link : links()) link->device_failed(rail, sentence);
 }
 
@@ -161,7 +161,8 @@ void device_watch::notice(const device& rail, ibv_event_type what, const std::st
     if (what == IBV_EVENT_PORT_ACTIVE) last.told_down = false;
   }
   if (!notice_) return;
-  notice_(count < in_a_while ? sentence : sentence + "; more is not told for some seconds");
+  notice_(count < in_a_while ? sentence
+                             : sentence + "; more of these are not reported for some seconds");
 }
 
 }  // namespace troupe::transport::rdma

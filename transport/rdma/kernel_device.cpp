@@ -35,7 +35,7 @@ std::string why_not_listed(const kernel_device& device, const std::filesystem::p
   if (!device.abi.empty()) known += (known.empty() ? "ABI " : ", ABI ") + device.abi;
   const auto it_is_there = "the kernel has it" + (known.empty() ? "" : " (" + known + ")");
   if (device.verbs.empty()) {
-    return it_is_there + ", but lets no program in: load the kernel's module ib_uverbs";
+    return it_is_there + ", but gives programs no access to it: load the kernel's module ib_uverbs";
   }
   const auto file = dev / "infiniband" / device.verbs;
   std::error_code none;

@@ -237,14 +237,14 @@ troupe::error meaning_of(ibv_wc_status status, const rdma_options& options) {
                  "the peer's NIC refused the access: the grant was taken back under it, the "
                  "peer's memory is not registered any more, or the key was wrong");
     case IBV_WC_REM_INV_REQ_ERR:
-      return say(errc::link_broken,
-                 "the peer's NIC takes the request for wrong: too long for its buffer, or another "
-                 "MTU");
+      return say(
+          errc::link_broken,
+          "the peer's NIC found the request invalid: too long for its buffer, or another MTU");
     case IBV_WC_REM_OP_ERR:
       return say(errc::link_broken, "the peer's NIC could not carry the operation out");
     case IBV_WC_REM_ABORT_ERR:
     case IBV_WC_BAD_RESP_ERR:
-      return say(errc::link_broken, "the peer's NIC broke off, or answered what makes no sense");
+      return say(errc::link_broken, "the peer's NIC broke off, or sent an invalid response");
     case IBV_WC_LOC_QP_OP_ERR:
       return say(errc::link_broken, "our NIC could not carry the request out; is its port down?");
     case IBV_WC_MW_BIND_ERR:

@@ -50,7 +50,7 @@ unexpected wrong_offer(const std::string& what) {
 
 result<void> check(const queue_pair_offer& pair, std::uint8_t rails) {
   if (pair.number == 0 || pair.number > max_24_bits || pair.first_packet > max_24_bits) {
-    return wrong_offer("queue pair " + std::to_string(pair.number) + " cannot be");
+    return wrong_offer("queue pair " + std::to_string(pair.number) + " is invalid");
   }
   if (pair.rail >= rails) {
     return wrong_offer("a queue pair is on rail " + std::to_string(pair.rail) + " of " +
@@ -87,11 +87,10 @@ result<offer_body> offer_body::decode(std::span<const std::byte> bytes) {
   if (body.message_buffers < 4 || body.message_buffers > 65'535 ||
       body.buffer_bytes <= sizeof(message_header) || body.buffer_bytes > 65'535 ||
       body.notices < 1 || body.notices > 65'535) {
-    return wrong_offer("buffers for messages that cannot be");
+    return wrong_offer("invalid buffers for messages");
   }
   for (std::size_t i = 0; i < body.rails; ++i) {
-    if (body.rail[i].mtu < 1 || body.rail[i].mtu > 5)
-      return wrong_offer("a path MTU that cannot be");
+    if (body.rail[i].mtu < 1 || body.rail[i].mtu > 5) return wrong_offer("an invalid path MTU");
   }
   if (auto ok = check(body.messages, body.rails); !ok) return fail(ok.error());
   for (std::size_t i = 0; i < body.lanes; ++i) {
@@ -143,11 +142,11 @@ result<grant_keys> grant_keys::decode(std::span<const std::byte> bytes) {
   if (header.begin > header.end || header.end > most - header.address || header.piece_bytes == 0) {
     return wrong_keys("bytes " + std::to_string(header.begin) + " to " +
                       std::to_string(header.end) + " of a region in pieces of " +
-                      std::to_string(header.piece_bytes) + " cannot be");
+                      std::to_string(header.piece_bytes) + " are invalid");
   }
   if (header.lanes < 1 || header.lanes > max_lanes || header.rights < 1 || header.rights > 3) {
     return wrong_keys(std::to_string(header.lanes) + " lanes and rights " +
-                      std::to_string(header.rights) + " cannot be");
+                      std::to_string(header.rights) + " are invalid");
   }
   grant_keys made{.grant = header.grant,
                   .transfer = transfer_id{header.transfer},

@@ -111,8 +111,8 @@ result<void> chunk_server::start(chunk_area& area, std::size_t index, const chun
     return fail(errc::unauthorized, "the grant was given for another transfer");
   }
   if (!permits(grant->rights, writes ? access::write : access::read)) {
-    return fail(errc::unauthorized, writes ? "the grant does not permit to write"
-                                           : "the grant does not permit to read");
+    return fail(errc::unauthorized,
+                writes ? "the grant does not permit writing" : "the grant does not permit reading");
   }
   if (auto ok = place(asked_runs_, *grant, runs_); !ok) return ok;
   if (auto ok = area.pin(copies_.pool().runtime(), grant->gpu.value_or(0)); !ok) return ok;

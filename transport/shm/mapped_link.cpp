@@ -74,7 +74,8 @@ result<void> mapped_link::share(const message& what, std::span<const int> fds) {
 
 result<void> mapped_link::on_closed(region_id region) {
   return fail(errc::unauthorized, peer_name() + " has closed region " +
-                                      std::to_string(region.value) + ", which it had not open");
+                                      std::to_string(region.value) +
+                                      ", which it did not have open");
 }
 
 /// Does not fail without memory: what cannot be sent now is sent at the next round of the link.

@@ -167,8 +167,8 @@ result<std::variant<received, socket_state>> receive_message(int socket, fds_all
   message_header header;
   const auto size = static_cast<std::size_t>(got);
   if (size < sizeof header || (packet.msg_flags & MSG_TRUNC) != 0) {
-    return fail(errc::unauthorized,
-                "shm control socket: a packet of " + std::to_string(size) + " bytes is no message");
+    return fail(errc::unauthorized, "shm control socket: a packet of " + std::to_string(size) +
+                                        " bytes is not a message");
   }
   std::memcpy(&header, bytes.data(), sizeof header);
   if (header.magic != wire_magic || header.version != wire_version) {

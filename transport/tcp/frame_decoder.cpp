@@ -53,7 +53,7 @@ frame_decoder::event frame_decoder::on_head(std::span<const std::byte>& in) {
   if (in.size() < header_size + table_size) return {};
   const auto table = in.subspan(header_size, table_size);
   if (header->type == frame_type::write && announced(table) != header->data_size) {
-    return malformed("the table of a write names other sizes than its header");
+    return malformed("the table of a write and its header name different sizes");
   }
   in = in.subspan(header_size + table_size);
   header_ = *header;

@@ -59,7 +59,7 @@ result<owned_fd> listen_on(const std::string& host, std::uint16_t port) {
   owned_fd fd{::socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
   const auto refused = [&](const char* call) {
     auto advice = errno == EADDRINUSE      ? "; choose another port, or 0 for any"
-                  : errno == EADDRNOTAVAIL ? "; it is no address of this machine"
+                  : errno == EADDRNOTAVAIL ? "; it is not an address of this machine"
                                            : "";
     return fail(errc::invalid_config, where + ": " + call + ": " + what_errno(errno) + advice);
   };

@@ -175,8 +175,8 @@ result<void> tcp_lane::find_grant(const frame_header& header, access wanted) {
     return fail(errc::unauthorized, "the grant was given for another transfer");
   }
   if (!permits(grant_->rights, wanted)) {
-    return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit to read"
-                                                           : "the grant does not permit to write");
+    return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit reading"
+                                                           : "the grant does not permit writing");
   }
   return {};
 }

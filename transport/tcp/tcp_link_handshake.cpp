@@ -221,7 +221,7 @@ tcp_link::trouble tcp_link::read_reply(std::size_t lane) {
       break;
   }
   return troupe::error{errc::peer_unreachable,
-                       "whoever answers at that address speaks the protocol wrongly"};
+                       "whoever answers at that address violates the protocol"};
 }
 
 tcp_link::trouble tcp_link::on_refusal(std::size_t lane, errc why) {
@@ -306,7 +306,7 @@ tcp_link::trouble tcp_link::check_claim(const lane_claim& claim) {
   const auto& said = claim.said;
   if (said.to != context_.options.self || said.from != options_.peer) {
     return troupe::error{errc::stale_incarnation,
-                         "the dialer means, or is, another life of a node"};
+                         "the dialer addresses, or is, another life of a node"};
   }
   if (said.lanes == 0 || said.lanes > options_.lanes || said.lane >= said.lanes ||
       (!halves_.empty() && halves_.size() != said.lanes)) {

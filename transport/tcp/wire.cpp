@@ -255,7 +255,7 @@ reply_bytes refusal_of(errc why) noexcept {
 result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in) {
   const auto* at = in.data();
   if (get<std::uint64_t>(at) != reply_magic) {
-    return fail(errc::peer_unreachable, "whoever answers at that address is no Troupe node");
+    return fail(errc::peer_unreachable, "whoever answers at that address is not a Troupe node");
   }
   if (const auto version = get<std::uint16_t>(at + 8); version != protocol_version) {
     return fail(errc::version_mismatch, "the peer speaks version " + std::to_string(version) +
@@ -268,8 +268,7 @@ result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in) {
   const bool refuses = kind == static_cast<std::uint8_t>(reply_kind::refusal);
   if (kind > static_cast<std::uint8_t>(reply_kind::verdict) || refuses != (status != 0) ||
       get<std::uint32_t>(at + 12) != 0) {
-    return fail(errc::peer_unreachable,
-                "whoever answers at that address speaks the protocol wrongly");
+    return fail(errc::peer_unreachable, "whoever answers at that address violates the protocol");
   }
   hello_reply r{.kind = static_cast<reply_kind>(kind), .status = status, .body = {}};
   std::memcpy(r.body.data(), at + 16, r.body.size());

@@ -55,10 +55,10 @@ result<void> compute_watch::after(const compute_point& point, std::uint64_t line
   forget_the_told(on, now);
   if (on.behind.size() >= most_behind) {
     return fail(errc::overloaded,
-                std::to_string(on.behind.size()) + " points wait behind one to which GPU " +
+                std::to_string(on.behind.size()) + " points wait behind one that GPU " +
                     gpus.devices()[point.gpu].bus_id +
-                    " does not come; wait for earlier layers first, and where the process that "
-                    "recorded it has died, restart this one");
+                    " does not reach; wait for earlier layers first, and if the process that "
+                    "recorded that point has died, restart this one");
   }
   std::shared_ptr<const opened_event> opened;
   if (point.shared) {

@@ -197,7 +197,8 @@ void device_lanes::take_back(const pinned_memory& table) {
 
 result<device_lanes*> copy_lanes::on(std::uint32_t device) {
   if (device >= most) {
-    return fail(errc::no_device, "GPU " + std::to_string(device) + " is one too many");
+    return fail(errc::no_device,
+                "GPU " + std::to_string(device) + " is one too many for this process");
   }
   if (auto* known = known_[device].load(std::memory_order_acquire)) return known;
   const std::lock_guard lock{mutex_};

@@ -271,7 +271,7 @@ class hip_runtime final : public gpu_runtime {
   }
   [[nodiscard]] static unexpected not_seen(std::uint32_t device) {
     return fail(errc::no_device,
-                "GPU " + std::to_string(device) + " is none that this process sees");
+                "GPU " + std::to_string(device) + " is not one that this process sees");
   }
   /// Makes the error of a failed call, and records a lost GPU.
   [[nodiscard]] unexpected refused(std::uint32_t device, const char* call, hipError_t error) const {

@@ -36,7 +36,7 @@ struct packed_grant_key {
   if (key.size() != sizeof packed || packed.letters != letters ||
       packed.slot >= shm::slots_per_direction) {
     return fail(errc::unauthorized, "the grant's key of " + std::to_string(key.size()) +
-                                        " bytes is none of an xgmi link");
+                                        " bytes is not that of an xgmi link");
   }
   return packed.slot;
 }

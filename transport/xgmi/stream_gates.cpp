@@ -34,7 +34,7 @@ result<std::shared_ptr<stream_gate>> stream_gates::hold(const compute_stream& st
   }
   if (stream.gpu >= gpus.devices().size()) {
     return fail(errc::invalid_config,
-                "GPU " + std::to_string(stream.gpu) + " of a stream is none of the " +
+                "GPU " + std::to_string(stream.gpu) + " of a stream is not one of the " +
                     std::to_string(gpus.devices().size()) + " that this process sees");
   }
   auto word = site_->gates.take(stream.gpu, stream.handle);

@@ -56,9 +56,10 @@ result<gpu_allocation> gpu_side::place_of(const region& memory) {
   }
   const auto offset = static_cast<std::uint64_t>(memory.data() - found->base);
   if (offset > found->size || memory.size() > found->size - offset) {
-    return fail(errc::backend_unavailable,
-                who + "goes on " + std::to_string(memory.size() - (found->size - offset)) +
-                    " bytes behind the allocation that it begins in: register each by itself");
+    return fail(
+        errc::backend_unavailable,
+        who + "goes on " + std::to_string(memory.size() - (found->size - offset)) +
+            " bytes beyond the allocation that it begins in: register each allocation by itself");
   }
   const std::lock_guard lock{mutex_};
   places_.emplace(memory.id(), *found);

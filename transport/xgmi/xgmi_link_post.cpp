@@ -39,8 +39,8 @@ troupe::error not_for_gpus(const remote_grant& grant) {
   }
   if (!shm::grant_key::decode(grant.key)) return slot.error();
   return {errc::backend_unavailable,
-          "a batch over xgmi is of memory of GPUs or of the host, this one is of both: post them "
-          "apart"};
+          "a batch over xgmi moves memory of GPUs or of the host, this one has both: post them "
+          "separately"};
 }
 
 /// The error for a piece from local GPU memory to the peer's host memory.

@@ -51,12 +51,12 @@ result<void> xgmi_link::on_shared(shm::received in) {
   }
   const auto* shared = std::get_if<shm::gpu_region_shared_message>(&in.body);
   if (shared == nullptr || !peer_regions_) {
-    return fail(errc::unauthorized, "the xgmi peer shared memory that is none of a GPU");
+    return fail(errc::unauthorized, "the xgmi peer shared memory that is not on a GPU");
   }
   if (const auto gone = closed_->size(); gone >= peer_gpu_regions::max_regions) {
     return fail(errc::overloaded, std::to_string(gone) +
-                                      " regions of the xgmi peer wait to be closed here, or it "
-                                      "does not read that they are");
+                                      " regions of the xgmi peer wait to be closed here, or the "
+                                      "peer does not read that they are closed");
   }
   return peer_regions_->add(*shared);
 }

@@ -566,7 +566,7 @@ class Library:
             loaded = ctypes.CDLL(path)
         except OSError as why:
             raise ImportError(
-                f"the library of Troupe cannot be loaded: {why}; install it, or name it by TROUPE_LIBRARY"
+                f"Troupe's library cannot be loaded: {why}; install it, or set TROUPE_LIBRARY to its path"
             ) from None
         for names, result in ((_FALLIBLE, c_int32), (_TEXTS, c_char_p), (_FREEING, None)):
             for name, arguments in names.items():

@@ -86,13 +86,13 @@ def exported(what: Any) -> Exported:
     if address:
         versioned = _Versioned.from_address(address)
         if versioned.major > 1:
-            raise TypeError(f"{type(what).__name__} is told by DLPack {versioned.major}; Troupe understands 1")
+            raise TypeError(f"{type(what).__name__} is exported by DLPack {versioned.major}; Troupe understands 1")
         read_only = bool(versioned.flags & _READ_ONLY)
         tensor = versioned.tensor
     else:
         address = _pointer(capsule, b"dltensor")
         if not address:
-            raise TypeError(f"__dlpack__ of {type(what).__name__} gave no tensor")
+            raise TypeError(f"__dlpack__ of {type(what).__name__} returned no tensor")
         tensor = _DLTensor.from_address(address)
     return Exported(
         address=int(tensor.data or 0) + int(tensor.byte_offset),

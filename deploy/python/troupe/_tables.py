@@ -58,7 +58,7 @@ def _rows_of_list(what: str, given: Any, short: int, full: int) -> tuple[array.a
     try:
         words = array.array("Q", itertools.chain.from_iterable(rows))
     except OverflowError:
-        raise ValueError(f"a number in {what} is negative, or of more than 64 bits") from None
+        raise ValueError(f"a number in {what} is negative, or has more than 64 bits") from None
     except TypeError:
         raise TypeError(f"{what} are rows of int") from None
     return words, len(rows[0]) if rows else full

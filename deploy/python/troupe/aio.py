@@ -293,7 +293,7 @@ class AsyncEngine(InLoop[Engine]):
             return self._tracks[operation]
         except KeyError:
             raise TroupeError(
-                ErrorCode.NOT_FOUND, f"operation {operation} was not begun here, or its outcome was told"
+                ErrorCode.NOT_FOUND, f"operation {operation} was not begun here, or its outcome was already reported"
             ) from None
 
     async def _discard(self, operation: Operation) -> None:
@@ -313,7 +313,7 @@ class AsyncEngine(InLoop[Engine]):
             self._calls.put_nowait(call)
             return
         with contextlib.suppress(TroupeError):  # its caller may be gone
-            call.fail(TroupeError(ErrorCode.OVERLOADED, f"{_CALLS} calls wait for the engine to look at them"))
+            call.fail(TroupeError(ErrorCode.OVERLOADED, f"{_CALLS} calls already wait for the engine to take them"))
 
     def _drain(self) -> None:
         while True:

@@ -839,7 +839,10 @@ class Engine:
             return Call(
                 _NO_OPERATION, _abi.text_of(lib.detail_method(detail)), keeper.bytes(), self._replier(raw.u.pair.first)
             )
-        return Failed(operation, TroupeError(ErrorCode.INTERNAL, f"the library is newer: its event is of kind {kind}"))
+        return Failed(
+            operation,
+            TroupeError(ErrorCode.INTERNAL, f"the library is newer than this package: it has events of kind {kind}"),
+        )
 
     def _replier(self, call: int) -> Any:
         def reply(code: int, sentence: str, payload: bytes) -> None:

@@ -481,7 +481,7 @@ class Agent:
 
     def _take(self, take: Any, raw: Any, size: int, most: int, timeout: float | None) -> int:
         if most < 1:
-            raise ValueError(f"{most} are the most to take; give 1 or more")
+            raise ValueError(f"the most to take is {most}; give 1 or more")
         left = 0 if timeout == 0 else _abi.milliseconds("timeout", timeout, _abi.FOREVER)
         count = ctypes.c_size_t()
         while True:

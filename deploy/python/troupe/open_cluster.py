@@ -81,4 +81,4 @@ def check_texts(said: Mapping[str, Any], keys: Iterable[str], called: str) -> No
     """`ValueError` if one of `keys` is in `said`, which is called `called`, and is not a text."""
     for key in keys:
         if key in said and (not isinstance(said[key], str) or not said[key]):
-            raise ValueError(f"{key!r} of {called} is {said[key]!r}; give a text")
+            raise ValueError(f"{key!r} of {called} is {said[key]!r}; give a string")

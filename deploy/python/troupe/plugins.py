@@ -18,7 +18,7 @@ def vllm() -> None:
     try:
         from troupe.vllm import register
     except ImportError as why:
-        logger.warning("TroupeConnector is not available: this vLLM is none that it knows, which is 0.32: %s", why)
+        logger.warning("TroupeConnector is not available: it needs vLLM 0.32, and importing it failed: %s", why)
         return
     register()
 

@@ -406,7 +406,7 @@ TEST_F(begun_by_need, what_is_no_plain_file_of_the_users_own_is_left_as_it_is) {
     for (const auto& why : {find_supervisor(of).error(), find_or_begin_supervisor(of).error(),
                             supervisor_notice::claim(of).error()}) {
       EXPECT_EQ(why.code, errc::invalid_config) << to_string(why);
-      EXPECT_THAT(why.message, AllOf(HasSubstr(path), HasSubstr("no plain file")));
+      EXPECT_THAT(why.message, AllOf(HasSubstr(path), HasSubstr("not a regular file")));
     }
   };
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
@@ -624,7 +624,7 @@ TEST_F(begun_by_need, a_log_that_is_no_plain_file_is_left_as_it_is) {
     const auto found = find_or_begin_supervisor(of, wait_limit);
     ASSERT_FALSE(found);
     EXPECT_EQ(found.error().code, errc::invalid_config) << to_string(found.error());
-    EXPECT_THAT(found.error().message, AllOf(HasSubstr(log), HasSubstr("no plain file")));
+    EXPECT_THAT(found.error().message, AllOf(HasSubstr(log), HasSubstr("not a regular file")));
   };
   ASSERT_EQ(::mkfifo(log.c_str(), 0600), 0);
   refused();

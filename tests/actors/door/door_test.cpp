@@ -114,7 +114,7 @@ TEST(door, does_not_open_with_a_secret_that_is_none) {
             std::string::npos);
   EXPECT_NE(refusal(files.write("empty", " \n\n")).find("empty"), std::string::npos);
   EXPECT_NE(refusal(files.path("missing")).find("No such file"), std::string::npos);
-  EXPECT_NE(refusal("/dev/null").find("no plain file"), std::string::npos);
+  EXPECT_NE(refusal("/dev/null").find("not a regular file"), std::string::npos);
 }
 
 /// The error about a file in a process that runs as another user than the tests.
@@ -215,7 +215,7 @@ TEST(door, says_why_it_cannot_listen) {
   const auto elsewhere = other->listen("192.0.2.1", 0, nothing);
   ASSERT_FALSE(elsewhere);
   EXPECT_EQ(elsewhere.error().code, errc::invalid_config);
-  EXPECT_NE(elsewhere.error().message.find("no address of this machine"), std::string::npos);
+  EXPECT_NE(elsewhere.error().message.find("not an address of this machine"), std::string::npos);
   const auto nowhere = other->listen("no.such.host.invalid", 0, nothing);
   ASSERT_FALSE(nowhere);
   EXPECT_EQ(nowhere.error().code, errc::invalid_config);

@@ -93,10 +93,8 @@ TEST_F(drain_of_a_replica, waits_for_what_is_placed_there_and_not_ended) {
   const auto said = judge();
   ASSERT_EQ(said.size(), 1u);
   EXPECT_EQ(said[0].ranks.size(), 2u);
-  EXPECT_THAT(
-      said[0].reason,
-      HasSubstr(
-          "is drained within 30 s: 1 placed request whose end nobody has told, 3 in its queue"));
+  EXPECT_THAT(said[0].reason, HasSubstr("is drained within 30 s: 1 placed request whose end has "
+                                        "not been reported, 3 in its queue"));
   unfinished = 0;
   for (int i = 0; i < 2; ++i) beat("decode-0-0", 1);
   EXPECT_EQ(leaves(), drained_reason);
@@ -109,8 +107,8 @@ TEST_F(drain_of_a_replica, leaves_at_the_deadline_and_says_what_is_still_live) {
   EXPECT_EQ(leaves(), "");
   now += milliseconds{1};
   EXPECT_EQ(leaves(),
-            "left when the drain's deadline of 30 s passed: 2 placed requests whose end nobody "
-            "has told, 1 transfer");
+            "left when the drain's deadline of 30 s passed: 2 placed requests whose end has not "
+            "been reported, 1 transfer");
 }
 
 TEST_F(drain_of_a_replica, a_rank_that_is_lost_is_waited_for_no_longer) {

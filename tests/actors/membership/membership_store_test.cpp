@@ -142,7 +142,7 @@ TEST_F(state_file, that_is_somebody_elses_is_left_and_the_start_fails) {
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   const auto store = membership_store::open(path, "demo");
   ASSERT_FALSE(store);
-  EXPECT_THAT(store.error().message, HasSubstr("it is no file"));
+  EXPECT_THAT(store.error().message, HasSubstr("it is not a file"));
   EXPECT_TRUE(fs::is_fifo(path));
   EXPECT_FALSE(membership_store::open("/dev/null", "demo"));
   EXPECT_TRUE(fs::is_character_file("/dev/null"));

@@ -219,7 +219,7 @@ TEST(broadcast_budget, lets_a_list_of_a_thousand_go_to_25_nodes_at_once_and_to_5
   steady_time now{std::chrono::hours{1}};
   const auto told = [&] {
     int count = 0;
-    for (; pace.may_tell(now); ++count) pace.tells(1000);
+    for (; pace.has_room(now); ++count) pace.tells(1000);
     return count;
   };
   EXPECT_EQ(told(), 25);

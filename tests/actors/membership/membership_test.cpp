@@ -314,7 +314,8 @@ TEST_F(membership_of_a_cluster, says_why_a_drain_cannot_be_cancelled) {
   EXPECT_THAT(why("decode-9"), HasSubstr("not_found: the deployment has no node 'decode-9'"));
   EXPECT_THAT(why("decode-0-0"), HasSubstr("has never registered"));
   bring_to(up);
-  EXPECT_THAT(why("decode-0-0"), HasSubstr("not_found: node 'decode-0-0' is up: nobody drains it"));
+  EXPECT_THAT(why("decode-0-0"),
+              HasSubstr("not_found: node 'decode-0-0' is up: it is not being drained"));
   ASSERT_TRUE(table.drain("decode-0-0"));
   table.drained("decode-0-0", life_1, "drained");
   EXPECT_THAT(why("decode-0-0"),
@@ -332,9 +333,9 @@ TEST_F(membership_of_a_cluster, who_leaves_by_its_own_word_does_so_whatever_is_c
     const auto refused = table.cancel_drain("decode-0-0", now);
     return refused ? std::string{} : to_string(refused.error());
   };
-  EXPECT_THAT(why(), HasSubstr("peer_lost: node 'decode-0-0' leaves by its own word"));
+  EXPECT_THAT(why(), HasSubstr("peer_lost: node 'decode-0-0' leaves of its own accord"));
   ASSERT_TRUE(table.drain("decode-0-0"));
-  EXPECT_THAT(why(), HasSubstr("leaves by its own word, or has been drained since before the "));
+  EXPECT_THAT(why(), HasSubstr("leaves of its own accord, or has been drained since before the "));
   EXPECT_EQ(state(), leaving);
   table.connection_lost("decode-0-0", life_1, "closed", now);
   EXPECT_EQ(table.view().members.at(0).reason, "left");
@@ -346,7 +347,7 @@ TEST_F(membership_of_a_cluster, who_stops_while_it_is_drained_does_so_whatever_i
   ASSERT_TRUE(table.leave("decode-0-0", life_1, now));
   const auto refused = table.cancel_drain("decode-0-0", now);
   ASSERT_FALSE(refused);
-  EXPECT_THAT(to_string(refused.error()), HasSubstr("peer_lost: node 'decode-0-0' leaves by its"));
+  EXPECT_THAT(to_string(refused.error()), HasSubstr("peer_lost: node 'decode-0-0' leaves of its"));
   EXPECT_EQ(state(), leaving);
 }
 
@@ -464,9 +465,9 @@ TEST_F(membership_of_a_cluster, refuses_what_does_not_fit_the_deployment_in_one_
               HasSubstr("number of ranks 4 but the deployment says 2"));
   EXPECT_THAT(refused([](r& x) { x.node.port = 0; }), HasSubstr("without a host, a bound port"));
   EXPECT_THAT(refused([](r& x) { x.node.boot_id = "\033[2J"; }),
-              HasSubstr("registers with a boot id that is none"));
+              HasSubstr("registers with an invalid boot id"));
   EXPECT_THAT(refused([](r& x) { x.node.boot_id.assign(65, 'a'); }),
-              HasSubstr("registers with a boot id that is none"));
+              HasSubstr("registers with an invalid boot id"));
   EXPECT_THAT(refused([](r& x) { x.node.host.clear(); }), HasSubstr("without a host"));
   EXPECT_THAT(refused([](r& x) { x.node.host.assign(100000, 'h'); }), HasSubstr("without a host"));
   EXPECT_THAT(refused([](r& x) { x.node.incarnation = 0; }), HasSubstr("or an incarnation"));

@@ -220,7 +220,7 @@ TEST_P(strange_gpus, end_the_link_without_being_looked_for_or_printed) {
   ASSERT_TRUE(ear->notices.at(0)) << "the acceptor was told nothing";
 }
 
-constexpr auto no_gpus = "prefill-0 names GPUs that are none";
+constexpr auto no_gpus = "prefill-0 names invalid GPUs";
 INSTANTIATE_TEST_SUITE_P(
     of_a_peer, strange_gpus,
     ::testing::Values(named_gpus{"too_many", std::vector<std::string>(65, "0000:0a:00.0"), no_gpus},

@@ -200,7 +200,7 @@ TEST_F(port_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
   static_cast<void>(query());
   ASSERT_TRUE(attached->at(0));
   // The link is still read for a while before it is gone.
-  caf::anon_send(port, port_event{link_leaves{"store-0", 5, link.id()}});
+  caf::anon_send(port, port_event{link_draining{"store-0", 5, link.id()}});
   const auto second = query();
   const auto need = wanted->at(0);
   ASSERT_TRUE(need) << "the port goes on with a link whose peer has left";

@@ -184,7 +184,7 @@ TEST_F(group_bounds, an_offer_is_of_what_was_asked_for) {
   offer.groups = tables();
   offer.groups[1] = {1, 16, {}};
   expect_refused(std::move(spec), std::move(offer), errc::out_of_range,
-                 "offers other tokens of a group");
+                 "offers different tokens of a group");
 }
 
 }  // namespace

@@ -276,7 +276,7 @@ TEST_P(request_terms, another_life_of_a_source_is_refused_naming_both) {
   asked.lives = {lives + 1};
   const auto why = failure_of(asked);
   EXPECT_EQ(why.code, errc::stale_incarnation);
-  EXPECT_NE(why.message.find("prefill-0 lives as incarnation"), std::string::npos) << why.message;
+  EXPECT_NE(why.message.find("prefill-0 runs as incarnation"), std::string::npos) << why.message;
   asked.lives = {lives};
   expect_arrives(asked, 3);
 }

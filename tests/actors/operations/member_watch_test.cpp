@@ -218,7 +218,7 @@ TEST_F(watching, whom_its_own_supervisor_has_forgotten_is_gone_also_while_that_c
   see_collecting({shows("a", 1)}, 1);
   const auto end = next();
   EXPECT_EQ(end.node, "b");
-  EXPECT_THAT(end.reason, HasSubstr("no member"));
+  EXPECT_THAT(end.reason, HasSubstr("no longer a member"));
   // The same for a supervisor that showed nothing new of the node.
   see_collecting({shows("a", 1)}, 2);
   see_collecting({}, 2);

@@ -91,7 +91,7 @@ void link::come_back(side s, std::uint32_t next) {
   gap_[s] = false;
   world_.note(s == decode ? "decode's link is back" : "prefill's link is back", next);
   if (knows_[other(s)] == next) ++world_.told.rebuilds;
-  for (const auto& who : std::deque{words_[s]}) who->repeat_words(s);
+  for (const auto& who : std::deque{words_[s]}) who->resend_final_messages(s);
   for (const auto& who : std::set{attached_[s]}) who->link_back(s, next);
 }
 

@@ -256,7 +256,7 @@ void transfer::request_came(const transfer_request& request, const std::shared_p
 /// The request is repeated because the link was rebuilt.
 void transfer::ask_again(const transfer_request& request) {
   world_.require(request.progress.has_value(), "a transfer was asked for twice over one link");
-  if (!last_words_[prefill].empty()) return repeat_words(prefill);
+  if (!last_words_[prefill].empty()) return resend_final_messages(prefill);
   if (ends_[prefill].unpinned) return world_.violate("it ended without a word to the other side");
   link_back(prefill, asked_over_);
   carry_out(prefill, sender_->asked_again(request));
@@ -288,7 +288,7 @@ void transfer::link_back(side s, std::uint32_t generation) {
   carry_out(s, sender_->link_back());
 }
 
-void transfer::repeat_words(side s) {
+void transfer::resend_final_messages(side s) {
   for (const auto& word : last_words_[s]) {
     link_->send(s, [self = shared_from_this(), to = other(s), word] { self->came(to, word); });
   }

@@ -46,7 +46,7 @@ class transfer : public std::enable_shared_from_this<transfer> {
   void link_lost(side s, const error& why);
   /// The link was rebuilt.
   void link_back(side s, std::uint32_t generation);
-  void repeat_words(side s);
+  void resend_final_messages(side s);
   [[nodiscard]] bool speaks_of_a_former_link(side s) const;
 
   /// Whether this side has ended, as far as its process still lives.

@@ -196,13 +196,13 @@ TEST_F(cluster, whoever_asks_for_a_name_is_counted_whatever_the_answer_is) {
   options.claims_asked = std::make_shared<std::atomic<std::uint64_t>>(0);
   const auto asked = options.claims_asked;
   start(options);
-  slot_claim claim;
+  name_request claim;
   claim.cluster = "demo";
   claim.incarnation = 1;
   claim.host = "127.0.0.1";
   for (const auto* stage : {"decode", "no-such"}) {
     claim.stage = stage;
-    EXPECT_NE(ask<slot_grant>(claim_atom_v, claim).failed, 0) << "it knows nothing of the cluster";
+    EXPECT_NE(ask<name_lease>(claim_atom_v, claim).failed, 0) << "it knows nothing of the cluster";
   }
   EXPECT_EQ(asked->load(), 2u);
 }
@@ -294,7 +294,7 @@ TEST_F(cluster, an_address_of_another_host_is_named) {
   const auto bound = here->publish(spawn_supervisor(here->system(), three_nodes()), "192.0.2.1", 0);
   ASSERT_FALSE(bound);
   EXPECT_EQ(bound.error().code, errc::invalid_config);
-  EXPECT_THAT(bound.error().message, HasSubstr("no address of this machine"));
+  EXPECT_THAT(bound.error().message, HasSubstr("not an address of this machine"));
 }
 
 TEST_F(cluster, a_listener_that_says_nothing_is_given_up_at_the_deadline) {

@@ -225,7 +225,7 @@ class world {
 
   void send(side from, const session_message& message) {
     judge_.sends(from, message, the_transfer);
-    if (is_last_word(message)) last_words_[from].push_back(message);
+    if (is_final_message(message)) last_words_[from].push_back(message);
     transmit(from, message);
   }
 

@@ -264,7 +264,7 @@ TEST(shm_gpu, a_device_that_is_no_gpu_of_this_process_is_refused_with_what_is_in
   const auto refused = n.b.wire->grant(region, {{0, 4096, 0, 1}}, access::write, t1);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, errc::backend_unavailable);
-  EXPECT_THAT(refused.error().message, HasSubstr("no GPU of this process"));
+  EXPECT_THAT(refused.error().message, HasSubstr("not a GPU of this process"));
   two_nodes::gpu_memory(n.a, 4096);
   const auto given = two_nodes::grant(n.a);
   const auto posted =

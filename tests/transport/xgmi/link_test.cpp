@@ -260,7 +260,7 @@ TEST(xgmi_link, memory_of_the_host_and_of_a_gpu_are_refused_into_each_other_and_
   EXPECT_THAT(refused({{gpu_here, to_host, {all}}}), HasSubstr("moves neither into the other"));
   EXPECT_THAT(refused({{host_here, to_gpu, {all}}}), HasSubstr("moves neither into the other"));
   EXPECT_THAT(refused({{gpu_here, to_gpu, {all}}, {host_here, to_host, {all}}}),
-              HasSubstr("post them apart"));
+              HasSubstr("post them separately"));
   const auto done = n.run(n.a, n.work(direction::write, {{gpu_here, to_gpu, {all}}}));
   EXPECT_FALSE(done.failure) << to_string(*done.failure);
 }

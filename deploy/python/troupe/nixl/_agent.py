@@ -60,7 +60,7 @@ class nixl_agent:
         if not agent_name:
             raise ValueError("the agent's name is empty")
         if nixl_conf is not None and instantiate_all:
-            logger.warning("instantiate_all is not looked at: there is a config")
+            logger.warning("instantiate_all is ignored, since there is a config")
             instantiate_all = False
         config = nixl_conf if nixl_conf is not None else nixl_agent_config()
         self.name = agent_name
@@ -141,7 +141,7 @@ class nixl_agent:
         self._check_plugin(backend)
         if initParams:
             raise nixlNotSupportedError(
-                f"backend {backend} has no parameters here, found {', '.join(initParams)}; "
+                f"backend {backend} takes no parameters here, got {', '.join(initParams)}; "
                 "nixl_agent_config has num_threads"
             )
         if self._allowed and not set(_BACKENDS[backend]) <= set(self._allowed):
@@ -160,7 +160,7 @@ class nixl_agent:
         self._check_backends(backends)
         descs = self.get_reg_descs(reg_list, mem_type)
         if descs is None:
-            raise nixlInvalidParamError("there is nothing to register in what was given; the log says why")
+            raise nixlInvalidParamError("the argument has nothing to register; the log says why")
         self._check_moved(descs.getType())
         made: list[tuple[tuple[int, int, int, int], io.RegisteredMemory]] = []
         on_gpu = descs.getType() == MEMORY_KINDS["VRAM"]
@@ -184,7 +184,7 @@ class nixl_agent:
         """Returns when no peer touches the memory any more. `nixlBackendError`: after 10 s a peer still may."""
         self._check_backends(backends)
         if not isinstance(dereg_list, nixlRegDList):
-            raise nixlInvalidParamError(f"{type(dereg_list).__name__} is no nixlRegDList, as register_memory gives it")
+            raise nixlInvalidParamError(f"{type(dereg_list).__name__} is not a nixlRegDList of register_memory")
         gone = []
         with self._lock:
             keys = [(dereg_list.getType(), device, address, length) for address, length, device, _ in dereg_list]
@@ -211,7 +211,7 @@ class nixl_agent:
     ) -> list[dict[str, str] | None]:
         """None for each: memory of hosts and GPUs has nothing to query."""
         if backend not in self.backends:
-            raise ValueError(f"backend {backend!r} is none of {list(self.backends)}")
+            raise ValueError(f"backend {backend!r} is not one of {list(self.backends)}")
         descs = self.get_reg_descs(reg_list, mem_type)
         return [None] * (len(descs) if descs is not None else 0)
 
@@ -228,7 +228,7 @@ class nixl_agent:
 
     def get_serialized_descs(self, descs: Any) -> bytes:
         if not isinstance(descs, _descs._DList):
-            raise nixlInvalidParamError(f"{type(descs).__name__} is no list of descriptors")
+            raise nixlInvalidParamError(f"{type(descs).__name__} is not a list of descriptors")
         return descs.encoded()
 
     def deserialize_descs(self, serialized_descs: bytes) -> Any:
@@ -267,7 +267,7 @@ class nixl_agent:
                 there = peers.get(known.number)
                 if there is not None and (there["lost"] is None or there["backend"] is not None):
                     peer.remove()
-                    raise nixlNotAllowedError(f"agent {name!r} is known in another life; remove_remote_agent it first")
+                    raise nixlNotAllowedError(f"agent {name!r} is known in another life; remove_remote_agent first")
                 _forget(known)
             self._remotes[name] = peer
             return name.encode()
@@ -359,7 +359,7 @@ class nixl_agent:
         direction = self.nixl_ops[operation]
         self._check_backends(backends)
         if local_xfer_side._agent_name not in _LOCAL or remote_xfer_side._agent_name in _LOCAL:
-            raise nixlInvalidParamError("the first side is this agent's own list, the second that of an agent by name")
+            raise nixlInvalidParamError("the first side must be this agent's own list, the second a named agent's")
         try:
             here = _tables.indices("local_indices", local_indices)
             there = _tables.indices("remote_indices", remote_indices)
@@ -367,7 +367,7 @@ class nixl_agent:
             raise nixlInvalidParamError(str(why)) from why
         if not here or len(here) != len(there):
             raise nixlInvalidParamError(
-                f"{len(here)} local indices go with {len(there)} remote ones; give as many, and some"
+                f"{len(here)} local indices do not match {len(there)} remote ones; give equally many, at least 1"
             )
         peer = self._peer_of(remote_xfer_side._agent_name)
         with translated():
@@ -394,7 +394,8 @@ class nixl_agent:
         self._check_backends(backends)
         if len(local_descs) != len(remote_descs) or not len(local_descs):
             raise nixlInvalidParamError(
-                f"{len(local_descs)} local descriptors go with {len(remote_descs)} remote ones; give as many, and some"
+                f"{len(local_descs)} local descriptors do not match {len(remote_descs)} remote ones; give equally "
+                "many, at least 1"
             )
         peer = self._peer_of(remote_agent)
         local = self._prepared("", local_descs)
@@ -434,7 +435,7 @@ class nixl_agent:
 
     def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> nixlXferTelemetry:
         if not self._captures:
-            raise nixlNoTelemetryError("nothing was captured; give nixl_agent_config capture_telemetry=True")
+            raise nixlNoTelemetryError("nothing was captured; set capture_telemetry=True in nixl_agent_config")
         if handle._posted_at == 0.0 or self.check_xfer_state(handle) != "DONE":
             raise nixlNoTelemetryError("the transfer has not ended")
         with translated():
@@ -524,7 +525,7 @@ class nixl_agent:
 
     def _prepared(self, agent_name: str, descs: nixlXferDList | None) -> nixl_prepped_dlist_handle:
         if descs is None:
-            raise nixlInvalidParamError("there are no descriptors in what was given; the log says why")
+            raise nixlInvalidParamError("the argument has no descriptors; the log says why")
         self._check_moved(descs.getType())
         with translated():
             if agent_name in _LOCAL:
@@ -542,7 +543,7 @@ class nixl_agent:
         if name == self.name:  # the memory that it has registered so far
             with translated():
                 return self._agent.add_peer(self._agent.describe())
-        raise nixlNotFoundError(f"agent {name!r} is not known; add_remote_agent its metadata first")
+        raise nixlNotFoundError(f"agent {name!r} is not known; give its metadata to add_remote_agent first")
 
     def _memories_of(self, descs: nixlRegDList) -> list[io.RegisteredMemory]:
         with self._lock:
@@ -562,7 +563,7 @@ class nixl_agent:
 
     def _check_plugin(self, backend: str) -> None:
         if backend not in _BACKENDS:
-            raise nixlNotFoundError(f"there is no backend {backend!r}; those of Troupe are {', '.join(_BACKENDS)}")
+            raise nixlNotFoundError(f"there is no backend {backend!r}; Troupe has {', '.join(_BACKENDS)}")
 
     def _check_backends(self, backends: Iterable[str]) -> None:
         for one in backends:

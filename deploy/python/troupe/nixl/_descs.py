@@ -31,7 +31,7 @@ class _DList:
     def __init__(self, mem_type: int | str, descs: Any = ()) -> None:
         self._type = MEMORY_KINDS[mem_type] if isinstance(mem_type, str) else int(mem_type)
         if self._type not in _NAMES:
-            raise nixlInvalidParamError(f"{mem_type!r} is no kind of memory")
+            raise nixlInvalidParamError(f"{mem_type!r} is not a kind of memory")
         self._rows: list[tuple[Any, ...]] = []
         self.owners: list[object] = []  # owners that keep the memory alive, if known
         for row in _rows_of(descs):
@@ -99,7 +99,7 @@ class _DList:
         if self._extra is not None and len(fields) == 3:
             fields = (*fields, b"" if self._extra is bytes else "")
         if len(fields) != (3 if self._extra is None else 4):
-            raise nixlInvalidParamError(f"a descriptor of {type(self).__name__} is no {len(fields)}-tuple")
+            raise nixlInvalidParamError(f"a descriptor of {type(self).__name__} cannot be a {len(fields)}-tuple")
         numbers = tuple(int(one) for one in fields[:3])
         if any(not 0 <= one < 2**64 for one in numbers):
             raise nixlInvalidParamError(f"a descriptor has a number that is negative, or too large: {fields}")
@@ -142,9 +142,9 @@ class nixlRemoteDList(_DList):
 def decoded(given: bytes) -> _DList:
     """Decodes an encoded list. The bytes may come from an untrusted source."""
     if given[:1] == b"\x80":
-        raise nixlMismatchError("these bytes are a pickle, as NIXL makes them; Troupe reads none, since they run code")
+        raise nixlMismatchError("these bytes are a pickle, as NIXL makes them; Troupe reads no pickles: they run code")
     if not given.startswith(_MAGIC):
-        raise nixlMismatchError("these bytes are no list of descriptors of Troupe")
+        raise nixlMismatchError("these bytes are not a list of descriptors of Troupe")
     try:
         kind, mem_type, count = _HEAD.unpack_from(given, len(_MAGIC))
         at = len(_MAGIC) + _HEAD.size
@@ -172,12 +172,12 @@ def decoded(given: bytes) -> _DList:
 
 def xfer_descs(descs: Any, mem_type: str | None) -> nixlXferDList | None:
     """The result of `get_xfer_descs`: None, and a line in the log, for an invalid argument."""
-    return _list_of(nixlXferDList, descs, mem_type, 3, "a %s was given for a transfer; give an nixlXferDList (trim())")
+    return _list_of(nixlXferDList, descs, mem_type, 3, "a %s was given for a transfer; give a nixlXferDList (trim())")
 
 
 def reg_descs(descs: Any, mem_type: str | None) -> nixlRegDList | None:
     """The result of `get_reg_descs`."""
-    return _list_of(nixlRegDList, descs, mem_type, 4, "a %s was given for a registration; give an nixlRegDList")
+    return _list_of(nixlRegDList, descs, mem_type, 4, "a %s was given for a registration; give a nixlRegDList")
 
 
 def remote_descs(descs: Any, mem_type: str | None) -> nixlRemoteDList | None:
@@ -200,14 +200,14 @@ def _made_of(kind: type[_List], descs: Any, mem_type: str | None, width: int) ->
     if tensors is not None:
         return _of_tensors(kind, tensors)
     if mem_type is None:
-        logger.error("name the memory type of descriptors that are no tensors")
+        logger.error("name the memory type of descriptors that are not tensors")
         return None
     numbered = MEMORY_KINDS[mem_type]  # KeyError, as in NIXL
     rows = _rows_of(descs)
     widths = {len(row) for row in rows}
     array_of_three = not isinstance(descs, (list, tuple)) and widths == {3}
     if widths - {width} and not array_of_three:
-        logger.error("a list of %d-tuples, or an array of N x 3, makes an %s", width, kind.__name__)
+        logger.error("give a list of %d-tuples, or an N x 3 array, for a %s", width, kind.__name__)
         return None
     return kind(numbered, rows)
 

@@ -73,7 +73,7 @@ class Listener:
         elif wanted == "forget":
             self._forget(name)
         else:
-            raise ValueError(f"{wanted!r} is no request")
+            raise ValueError(f"{wanted!r} is not a request")
 
 
 class Courier:
@@ -143,8 +143,8 @@ def check_address(ip_addr: str) -> None:
         near = False
     if not near:
         raise nixlNotSupportedError(
-            f"metadata lets its holder in, and goes to loopback addresses only, not to {ip_addr}; carry "
-            "get_agent_metadata() to other hosts yourself, over what only its reader can read"
+            f"metadata gives access to its holder, so it goes to loopback addresses only, not to {ip_addr}; carry "
+            "get_agent_metadata() to other hosts yourself, over a channel that only its reader can read"
         )
 
 

@@ -39,7 +39,7 @@ def register() -> None:
         if os.environ.get("TROUPE_OMNI_COORDINATOR") == "1":
             _take_coordinator()
     except Exception as why:  # pylint: disable=broad-exception-caught
-        logger.error("%s is not available: this vLLM-Omni is none that it knows, which is 0.30: %r", NAME, why)
+        logger.error("%s is not available: it needs vLLM-Omni 0.30, and registering it failed: %r", NAME, why)
 
 
 def _take_coordinator() -> None:

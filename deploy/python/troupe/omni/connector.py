@@ -264,7 +264,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
         count, held, largest = node.shelf.held()
         logger.error(
             "%s has no room for %r: %d bytes are wanted, and %d of %d are in use, %d of them by %d payloads that "
-            "nobody has got, most of them of %s; give `memory` more, or see why the next stage does not get them",
+            "no stage has fetched, most of them of %s; raise `memory`, or see why the next stage does not fetch them",
             node.name,
             key,
             wanted,
@@ -393,7 +393,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             raise TroupeError(
                 ErrorCode.OUT_OF_RANGE,
                 f"{_key_of(name.identity)!r} at {peer} has {header.size} bytes, and {node.name} has memory for "
-                f"{node.memory}: give `memory` of this stage's connector more",
+                f"{node.memory}: raise `memory` of this stage's connector",
             )
         claim = claim_of(header.number)
         try:
@@ -463,7 +463,7 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
     @staticmethod
     def _unusable(node: Node | None) -> str:
         if node is not None and node.pid != os.getpid():
-            return "this process was forked from the one that made it; make connectors behind the fork"
+            return "this process was forked from the one that made it; make connectors after the fork"
         return "it was closed"
 
 

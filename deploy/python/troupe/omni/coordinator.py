@@ -116,7 +116,7 @@ class Coordinator:
             listener.bind(address)
         except zmq.ZMQError as why:
             raise RuntimeError(
-                f"the coordinator cannot listen at {address}: {why}; give another port, or end who has it"
+                f"the coordinator cannot listen at {address}: {why}; give another port, or end the process that has it"
             ) from None
         return listener
 
@@ -155,7 +155,7 @@ class Coordinator:
     def _tell_bad(self, now: float) -> None:
         """Logs bad events, at most once a second, since any process may send anything."""
         if self._bad and now - self._told_bad >= 1.0:
-            logger.warning("the coordinator dropped %d events, the last one of them %s", self._bad, self._why)
+            logger.warning("the coordinator dropped %d events, the last one was %s", self._bad, self._why)
             self._bad, self._told_bad = 0, now
 
 
@@ -202,11 +202,11 @@ class CoordinatorRuntime:
         )
         assert process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], READY)
-        said = process.stdout.readline().strip() if readable else f"it says nothing for {READY:.0f} s"
+        said = process.stdout.readline().strip() if readable else f"the coordinator printed nothing for {READY:.0f} s"
         router, _, pub = said.partition(" ")
         if not router.startswith("tcp://") or not pub.startswith("tcp://"):
             _end([process])
-            raise RuntimeError(said or "the coordinator ended before it listened; what it printed says why")
+            raise RuntimeError(said or "the coordinator ended before it listened; its output says why")
         return process, router, pub
 
     def _start_again(self) -> None:
@@ -218,7 +218,7 @@ class CoordinatorRuntime:
             try:
                 self._process, _, _ = self._start(ports)
             except RuntimeError as why:
-                logger.warning("%s; it is tried again", why)
+                logger.warning("%s; trying again", why)
                 pause = min(2 * pause, AGAIN[1])
                 continue
             self._finalizer.detach()  # of the previous process
@@ -226,7 +226,7 @@ class CoordinatorRuntime:
             if self._ending.is_set():  # it was closed meanwhile
                 self._finalizer()
             else:
-                logger.warning("the coordinator had died, and is there again")
+                logger.warning("the coordinator had died and was restarted")
             return
 
 

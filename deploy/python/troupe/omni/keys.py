@@ -37,7 +37,7 @@ def name_of(from_stage: object, to_stage: object, key: object) -> Name:
     if not isinstance(key, str):
         raise TypeError(f"the key of a payload is a str, not {type(key).__name__}")
     if not key:
-        raise ValueError("the key of a payload is empty; name the request that it is of")
+        raise ValueError("the key of a payload is empty; name the request that it belongs to")
     identity = "\0".join((*stages, key)).encode("utf-8", "surrogatepass")
     if len(identity) > MAX_KEY:
         raise ValueError(f"the key {key[:40]!r}... and its stages have {len(identity)} bytes; {MAX_KEY} are the most")

@@ -259,7 +259,7 @@ class Node:
         except TroupeError as error:
             if error.code != ErrorCode.DEADLINE:
                 raise
-            logger.warning("%s is not registered after %.0f s, and goes on asking: %s", self.name, REGISTERED, error)
+            logger.warning("%s is not registered after %.0f s, and keeps asking: %s", self.name, REGISTERED, error)
             return
         limit = time.monotonic() + SEEN
         while self._engine.identity().epoch == 0 and time.monotonic() < limit:
@@ -319,7 +319,7 @@ class Node:
                     self._forget_trouble()
             except Exception:  # pylint: disable=broad-exception-caught
                 if not self._ending.is_set():
-                    logger.exception("%s goes on, after", self.name)
+                    logger.exception("%s goes on after an error", self.name)
             self._ending.wait(PAUSE)
 
     def _take(self) -> None:

@@ -165,7 +165,7 @@ def restored(header: Header, body: memoryview, deserialize: Callable[[bytes], An
             with _SERIALIZER:
                 return deserialize(bytes(body))
         except Exception as why:
-            raise PayloadError(f"{header.size} bytes that vLLM-Omni's serializer does not read: {why}") from why
+            raise PayloadError(f"{header.size} bytes that vLLM-Omni's serializer cannot read: {why}") from why
     dtype, shape = (
         (_DTYPES[header.dtype], header.shape) if header.kind == Kind.TENSOR else (torch.uint8, (header.size,))
     )
@@ -217,7 +217,7 @@ class RawPayload:
     def tensor(self) -> torch.Tensor:
         """`RuntimeError`: it was released."""
         if self._tensor is None:
-            raise RuntimeError("the payload was released; clone what is wanted of its tensor before that")
+            raise RuntimeError("the payload was released; clone what you need of its tensor before releasing it")
         return self._tensor
 
     def as_tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

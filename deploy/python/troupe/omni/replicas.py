@@ -132,7 +132,7 @@ class Replicas:
         if len(self._replicas) >= self._most:
             gone = next((key for key, one in self._replicas.items() if one.status in (Status.DOWN, Status.LOST)), None)
             if gone is None:
-                raise BadEventError(f"{event.input_addr} is one more than {self._most} replicas, and all of them live")
+                raise BadEventError(f"an event of {event.input_addr}, beyond the limit of {self._most} live replicas")
             del self._replicas[gone]
         self._replicas[event.input_addr] = _Replica(
             event.input_addr, event.output_addr, event.stage_id, event.status, event.queue_length or 0, now, wall, wall
@@ -153,12 +153,12 @@ def _event_of(raw: bytes) -> _Event:
     try:
         said = json.loads(raw)
     except (ValueError, RecursionError) as why:
-        raise BadEventError(f"an event that is no JSON: {why}") from None
+        raise BadEventError(f"an event that is not JSON: {why}") from None
     if not isinstance(said, dict):
-        raise BadEventError(f"an event that is no object but {type(said).__name__}")
+        raise BadEventError(f"an event that is not an object but {type(said).__name__}")
     addresses = [said.get(key) for key in ("input_addr", "output_addr")]
     if not all(isinstance(one, str) and 0 < len(one) <= _LONGEST for one in addresses):
-        raise BadEventError("an event whose input_addr and output_addr are no addresses")
+        raise BadEventError("an event whose input_addr or output_addr is not an address")
     stage, queue = said.get("stage_id"), said.get("queue_length")
     if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < 2**31:
         raise BadEventError(f"an event of stage {str(stage)[:40]!r}")

@@ -91,8 +91,8 @@ def settings_of(extra: Mapping[str, Any]) -> Settings:
         said = sorted(_OF_THE_FILE & set(extra))
         if said:
             raise ValueError(
-                f"{', '.join(map(repr, said))} of TroupeOmniConnector beside 'deployment': the file says it itself, in "
-                f"`cluster`, `supervisor`, and `pool` and `transport` of its stage `{STAGE}`"
+                f"{', '.join(map(repr, said))} of TroupeOmniConnector cannot be given with 'deployment'; set it "
+                f"in that file, in `cluster`, `supervisor`, and `pool` and `transport` of its stage `{STAGE}`"
             )
         return Settings(name, str(extra["deployment"]), None, ttl, timeout, unread)
     text = _DEPLOYMENT.format(

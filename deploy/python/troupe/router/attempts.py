@@ -226,7 +226,7 @@ class Attempts:
             self._parts.line.leave_prefill(seat)
         if params is None:
             logger.warning(
-                "%s: %s keeps no cache of its prompt, which is computed twice", self._incoming.id, prefill.name
+                "%s: %s keeps no cache of the prompt, which is computed twice", self._incoming.id, prefill.name
             )
         return params
 
@@ -251,7 +251,7 @@ class Attempts:
 
     async def _decode_without_cache(self, decode: Instance, leg: _Leg, refused: RefusedError) -> None:
         """Asks the engine that refused to load a cache for the whole request."""
-        logger.warning("%s: %s, and computes the prompt itself now", self._incoming.id, refused)
+        logger.warning("%s: %s; it computes the prompt itself now", self._incoming.id, refused)
         self._give_back()
         await self._decode(decode, leg, None)
 
@@ -320,7 +320,7 @@ class Attempts:
         written = not writes.cancelled() and writes.exception() is None
         if why is not None and (self._said.heard or written):
             trace = None if isinstance(why, (LostError, RefusedError)) else why
-            said = "%s: the prefill failed when the text had begun: %s"
+            said = "%s: the prefill failed after the text had begun: %s"
             logger.warning(said, self._incoming.id, why, exc_info=trace)
 
     async def _stream(self, decode: Instance, leg: _Leg, body: bytes, *, waits: bool) -> None:

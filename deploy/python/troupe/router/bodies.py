@@ -51,9 +51,9 @@ class Room:
         try:
             return await within(_SECONDS, self._read(request))
         except asyncio.TimeoutError:
-            raise ApiError(408, f"the body did not come within {_SECONDS:g} s") from None
+            raise ApiError(408, f"the body did not arrive within {_SECONDS:g} s") from None
         except web.RequestPayloadError as why:
-            raise ApiError(400, f"the body is not as its headers say: {why}") from None
+            raise ApiError(400, f"the body does not match its headers: {why}") from None
         except ConnectionError as why:
             raise ClientGoneError(str(why)) from None
 
@@ -66,7 +66,7 @@ class Room:
             if self.size > self._bodies.each:
                 raise self._too_long()
             if self._bodies.held > self._bodies.all:
-                raise ApiError(429, f"requests with more than {self._bodies.all} bytes are under way", retry_after=5)
+                raise ApiError(429, f"the requests in progress have more than {self._bodies.all} bytes", retry_after=5)
         return b"".join(parts)
 
     def _too_long(self) -> ApiError:

@@ -101,12 +101,12 @@ def why_fixed(body: Mapping[str, Any]) -> str:
         if key not in _KNOWN and value is not None and not _is_neutral(value, _NEUTRAL.get(key, ())):
             return f"it has {key}"
     if body.get("seed") is not None and body.get("temperature") != 0:
-        return "it has a seed, with which an engine draws from the first token on"
+        return "it has a seed, and an engine draws with it from the first token on"
     messages = body.get("messages")
     if isinstance(messages, list) and not all(_is_text(message) for message in messages):
-        return "its messages have more than text"
+        return "its messages contain more than text"
     if "messages" not in body and not _is_one_prompt(body.get("prompt")):
-        return "it has more than one prompt, or one that is no text"
+        return "it has more than one prompt, or one that is not text"
     return ""
 
 
@@ -114,7 +114,7 @@ def continued(body: Mapping[str, Any], said: Said, longest: int | None) -> dict[
     """The body for /v1/completions that asks for the rest, or a sentence that says why there is none. `longest`: the
     model's limit."""
     if said.prompt is None:
-        return "no engine has said the tokens of its prompt"
+        return "no engine has reported the tokens of its prompt"
     left = _tokens_left(body, said, longest)
     if left is None:
         return "it has no max_tokens, and no engine says how long a text of its model can be"

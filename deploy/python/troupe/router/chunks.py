@@ -27,14 +27,14 @@ def chunk_of(decode: Instance, data: bytes, *, chat: bool) -> dict[str, Any]:
     try:
         chunk = json.loads(data)
     except (ValueError, RecursionError):
-        raise LostError(decode, "an event of its stream is no JSON", asked=True) from None
+        raise LostError(decode, "an event of its stream is not JSON", asked=True) from None
     if not isinstance(chunk, dict):
-        raise LostError(decode, "an event of its stream is no object of JSON", asked=True)
+        raise LostError(decode, "an event of its stream is not a JSON object", asked=True)
     if chunk.get("error") is not None:
         raise _refused(decode, chunk, data)
     wrong = _wrong_of(chunk)
     if wrong:
-        raise LostError(decode, f"{wrong} of an event of its stream is of another type than the API's", asked=True)
+        raise LostError(decode, f"{wrong} of an event of its stream has a type that the API does not allow", asked=True)
     return as_chat(chunk) if chat else chunk
 
 
@@ -47,7 +47,7 @@ def check_answer(decode: Instance, body: bytes) -> None:
     document = _object_of(body)
     if document.get("error") is not None:
         raise _refused(decode, document, body)
-    raise LostError(decode, "what it answers has no choices", asked=True)
+    raise LostError(decode, "its answer has no choices", asked=True)
 
 
 def params_of(prefill: Instance, body: bytes) -> Mapping[str, Any] | None:
@@ -56,7 +56,7 @@ def params_of(prefill: Instance, body: bytes) -> Mapping[str, Any] | None:
     if document.get("error") is not None:
         raise _refused(prefill, document, body)
     if "choices" not in document:
-        raise LostError(prefill, "what it answers has no choices", asked=True)
+        raise LostError(prefill, "its answer has no choices", asked=True)
     params = document.get("kv_transfer_params")
     return params if isinstance(params, Mapping) and params.get("do_remote_prefill") else None
 

@@ -86,7 +86,7 @@ class Front:
             return _json(200, {"object": "list", "data": models})
         engine = next((one for one in fleet if one.usable), None)
         if engine is None:
-            raise ApiError(503, "no engine is there", retry_after=5)
+            raise ApiError(503, "no engine is available", retry_after=5)
         try:
             answer = await self._parts.upstream.get(engine, request.path, _MODELS_SECONDS, forwarded(request.headers))
         except RefusedError as why:
@@ -125,7 +125,7 @@ class Front:
         except web.HTTPException as why:
             if why.status < 400:
                 raise
-            said = {404: f"there is no {request.path}", 405: f"{request.path} is not for {request.method}"}
+            said = {404: f"there is no {request.path}", 405: f"{request.path} does not accept {request.method}"}
             found = ApiError(why.status, said.get(why.status, why.reason))
         except Exception:
             logger.exception("%s: %r failed", request_id, request.path)
@@ -137,7 +137,7 @@ class Front:
 
 
 def _own_fault(request_id: str) -> ApiError:
-    return ApiError(500, f"the router failed; its log says more of request {request_id}")
+    return ApiError(500, f"the router failed; its log says more about request {request_id}")
 
 
 def _json(status: int, document: object) -> Any:

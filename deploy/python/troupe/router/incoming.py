@@ -74,7 +74,7 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     found = {key: headers[key] for key in _FORWARDED if key in headers}
     for key, value in found.items():
         if not (value.isascii() and value.isprintable()):
-            raise ApiError(400, f"the header {key} has more than printable ASCII")
+            raise ApiError(400, f"the header {key} has characters other than printable ASCII")
     return found
 
 
@@ -91,13 +91,13 @@ def read(path: str, data: bytes, headers: Mapping[str, str], request_id: str) ->
 
 def _read(path: str, body: object, headers: Mapping[str, str], request_id: str) -> Incoming:
     if not isinstance(body, dict):
-        raise ApiError(400, f"the body is a {type(body).__name__} and not an object of JSON")
+        raise ApiError(400, f"the body is a {type(body).__name__}, not a JSON object")
     extra = body.get("vllm_xargs")
     for key in _OWN:
         if body.get(key) is not None or (isinstance(extra, dict) and key in extra):
-            raise ApiError(400, f"{key} is what the router says to engines; leave it out")
+            raise ApiError(400, f"only the router sends {key} to engines; leave it out")
     if not isinstance(body.get("stream", False), (bool, type(None))):
-        raise ApiError(400, "stream is true or false")
+        raise ApiError(400, "stream must be true or false")
     fixed = why_fixed(body)
     return Incoming(
         request_id,

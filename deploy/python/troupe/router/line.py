@@ -104,14 +104,14 @@ class Line:
     async def _take(self, wanted: Wanted, *, again: bool) -> Seat:
         if not again:
             if not self._chooser.can(wanted):
-                raise ApiError(503, "no engine is there that could serve this request", retry_after=5)
+                raise ApiError(503, "there is no engine that could serve this request", retry_after=5)
             if not self._waiting and self.running < self._limits.running:
                 seat = self._chooser.choose(wanted)
                 if seat is not None:
                     self._enter(seat)
                     return seat
             if len(self._waiting) >= self._limits.waiting:
-                raise ApiError(429, f"{len(self._waiting)} requests wait already", retry_after=self.retry_after())
+                raise ApiError(429, f"{len(self._waiting)} requests already wait", retry_after=self.retry_after())
         waiter = _Waiter(wanted)
         if again:
             self._waiting.appendleft(waiter)
@@ -132,7 +132,7 @@ class Line:
         if self._chooser.can(wanted):
             said = f"no engine had room within {self._patience:g} s"
             raise ApiError(429, said, retry_after=self.retry_after())
-        raise ApiError(503, f"no engine came within {self._patience:g} s", retry_after=5)
+        raise ApiError(503, f"no engine became available within {self._patience:g} s", retry_after=5)
 
     def _drop(self, waiter: _Waiter) -> None:
         """Removes a waiter, which may have been given a seat a moment ago."""

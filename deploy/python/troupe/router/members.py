@@ -126,7 +126,7 @@ class Members:
         try:
             placed = answered.result()
         except TroupeError as why:
-            logger.debug("%s: the supervisor places it nowhere: %s", request, why)
+            logger.debug("%s: the supervisor does not place it: %s", request, why)
             return None
         prefill, decode = (self._of(nodes) for nodes in (placed.prefill, placed.decode))
         return None if prefill is None or decode is None else (prefill, decode)
@@ -198,7 +198,7 @@ class Members:
             try:
                 self._cluster.finished(request)
             except TroupeError as why:
-                logger.debug("%s: the supervisor does not hear that it ended: %s", request, why)
+                logger.debug("%s: the supervisor cannot be told that it ended: %s", request, why)
                 if why.code in _AWAY:
                     self._ended.appendleft(request)
                     return
@@ -210,14 +210,14 @@ class Members:
         try:
             self._cluster.call(node, RELEASE, transfer.encode(), timeout=_HEARD)
         except TroupeError as why:
-            logger.debug("%s does not hear that nobody takes %s: %s", node, transfer, why)
+            logger.debug("%s cannot be told that nobody takes %s: %s", node, transfer, why)
 
     def _has_released(self) -> None:
         self._releases -= 1
 
     def _lost_sight(self, why: str) -> None:
         if self._reachable or why != self._said:
-            logger.warning("the supervisor does not answer, the last membership counts: %s", why)
+            logger.warning("the supervisor does not answer; the last membership stays in use: %s", why)
         self._reachable, self._said = False, why
 
 

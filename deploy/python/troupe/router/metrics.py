@@ -50,14 +50,14 @@ class Metrics:
         )
         self.placements: Any = Counter(
             "troupe_router_placements",
-            "Pairs of engines that requests got, by whose word",
+            "Pairs of engines chosen for requests, by who chose them",
             ("by",),
             registry=registry,
         )
         self.carried_on: Any = Counter(
             "troupe_router_carried_on",
-            "Requests that went on elsewhere: pinned, from the cache that was there; continued, with a new prefill of "
-            "what was said; restarted, from the beginning",
+            "Requests that went on elsewhere: pinned, from the cache that was kept; continued, with a new prefill of "
+            "the prompt and the text so far; restarted, from the beginning",
             ("how",),
             registry=registry,
         )

@@ -16,22 +16,22 @@ _LEVELS = ("debug", "info", "warning", "error")
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="troupe router",
-        description="An OpenAI-compatible front before any number of prefill and decode engines. Without arguments it "
+        description="An OpenAI-compatible front end for any number of prefill and decode engines. Without arguments it "
         "serves the engines of this machine that form a cluster by themselves.",
         epilog="Exit codes: 0 stopped; 1 it failed, standard error says why; 2 wrong arguments or settings.",
     )
-    made.add_argument("settings", metavar="FILE", nargs="?", help="settings in YAML; other arguments go before it")
+    made.add_argument("settings", metavar="FILE", nargs="?", help="settings in YAML; the other arguments override them")
     for role, what in (
         ("prefill", "An engine that computes prompts"),
         ("decode", "An engine that writes texts"),
         ("both", "An engine that does either"),
-        ("plain", "An engine without a connector of Troupe's, for whole requests"),
+        ("plain", "An engine without Troupe's connector, for whole requests"),
     ):
         made.add_argument(f"--{role}", metavar="URL", action="append", default=[], help=f"{what}; may be repeated")
-    made.add_argument("--supervisor", metavar="HOST:PORT", help="of the cluster whose engines are to be found")
+    made.add_argument("--supervisor", metavar="HOST:PORT", help="supervisor of the cluster whose engines to serve")
     made.add_argument("--deployment", metavar="FILE", help="the deployment of that cluster")
     made.add_argument("--host", help=f"where to listen (default: {Settings.host})")
-    made.add_argument("--port", type=int, help=f"0: any that is free (default: {Settings.port})")
+    made.add_argument("--port", type=int, help=f"0: any free port (default: {Settings.port})")
     made.add_argument("--log-level", choices=_LEVELS, help=f"(default: {Settings.log_level})")
     return made
 
@@ -52,7 +52,7 @@ def settings_of(arguments: Sequence[str]) -> Settings:
         if given.port is not None and not 0 <= given.port <= 65535:
             raise SettingsError(f"--port is {given.port}; give a number from 0 to 65535")
         if settings.log_level not in _LEVELS:
-            raise SettingsError(f"log_level is {settings.log_level!r}; there are {', '.join(_LEVELS)}")
+            raise SettingsError(f"log_level is {settings.log_level!r}; give one of {', '.join(_LEVELS)}")
         named = [engine.url for engine in settings.engines]
         if len(set(named)) != len(named):
             raise SettingsError("an engine is named twice; one that prefills and decodes is --both")

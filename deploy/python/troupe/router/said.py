@@ -80,7 +80,7 @@ class Said:
         if not tokens and not text:
             return self._opening(chunk, choice)
         if text and not tokens:
-            self.fixed = self.fixed or "its engine does not say its tokens"
+            self.fixed = self.fixed or "its engine does not report its tokens"
         self._held_tokens += tokens
         if text:
             self._has_text, self._has_no_text = True, False

@@ -53,7 +53,7 @@ async def run(settings: Settings) -> None:
             await _look_around(parts, stop)
             async with _listens(settings, parts):
                 await stop.wait()
-                logger.info("stops; what runs may go on for %g s", settings.times.stop)
+                logger.info("stops; requests in progress may go on for %g s", settings.times.stop)
 
 
 async def _look_around(parts: Parts, stop: asyncio.Event) -> None:

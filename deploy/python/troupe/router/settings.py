@@ -97,11 +97,11 @@ def given_engine(url: object, role: str, node: object = "", says_tokens: object 
     try:
         split.port  # noqa: B018  # it is checked when it is read
     except ValueError:
-        raise SettingsError(f"{at} is {url!r}; its port is none") from None
+        raise SettingsError(f"{at} is {url!r}; its port is not a number from 0 to 65535") from None
     if "@" in split.netloc:  # logs and metrics name engines by it
         raise SettingsError(f"{at} names a user; give http://HOST:PORT, clients say who they are")
     if role not in ROLES:
-        raise SettingsError(f"{at} has role {role!r}; there are {', '.join(ROLES)}")
+        raise SettingsError(f"{at} has role {role!r}; give one of {', '.join(ROLES)}")
     if not isinstance(node, str):
         raise SettingsError(f"{at} has node {node!r}; give the name of a node")
     if says_tokens is None:
@@ -171,7 +171,7 @@ def _limits(value: object) -> Limits:
     }
     limits = Limits(**checked)
     if limits.bodies < limits.body:
-        raise SettingsError("limits.bodies is less than limits.body, which one request may have")
+        raise SettingsError("limits.bodies is less than limits.body, the limit for one request")
     return limits
 
 
@@ -191,7 +191,7 @@ def _section(value: object, at: str, keys: tuple[str, ...]) -> Mapping[str, Any]
 
 def _text(value: object, at: str) -> str:
     if not isinstance(value, str) or not value:
-        raise SettingsError(f"{at} is {value!r}; give a text")
+        raise SettingsError(f"{at} is {value!r}; give a string")
     return value
 
 

@@ -78,14 +78,14 @@ class Watch:
             return
         cards = document.get("data") if isinstance(document, dict) else None
         if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
-            raise ValueError(f"{instance.name}: what it answers to /v1/models is no list of models")
+            raise ValueError(f"{instance.name}: its answer to /v1/models is not a list of models")
         instance.cards = cards
 
     def _ready(self, instance: Instance) -> None:
         if not instance.ready:
             instance.ready, instance.why = True, ""
             instance.served()
-            models = ", ".join(str(card.get("id")) for card in instance.cards) or "what it tells others only"
+            models = ", ".join(str(card.get("id")) for card in instance.cards) or "models that it does not name here"
             logger.info("%s answers (%s), and serves %s", instance.name, instance.role, models)
             self._fleet.on_change()
 

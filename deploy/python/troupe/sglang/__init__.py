@@ -54,7 +54,12 @@ def register() -> None:
         HookRegistry.register(f"{_UTILS}.get_kv_class", _class_of, HookType.AROUND)
         add_disagg_transfer_backend_choices([BACKEND])
     except Exception as why:  # pylint: disable=broad-exception-caught
-        logger.error("the transfer backend %r is missing: it is for SGLang %s: %r", BACKEND, RELEASE, why)
+        logger.error(
+            "the transfer backend %r is not available: it needs SGLang %s, and registering it failed: %r",
+            BACKEND,
+            RELEASE,
+            why,
+        )
 
 
 def _class_of(original: Callable[..., Any], transfer_backend: Any, class_type: Any) -> Any:

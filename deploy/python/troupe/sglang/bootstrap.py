@@ -29,7 +29,7 @@ class TroupeKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]
             rank = _rank_of(data)
             said = None if data.get("troupe") is None else RankNodes.of_json(data["troupe"])
         except (KeyError, TypeError, ValueError, AttributeError) as why:
-            return web.Response(text=f"no row of a rank: {why}", status=400)
+            return web.Response(text=f"this is not the row of a rank: {why}", status=400)
         answer: web.Response = await super()._handle_route_put(request)
         if answer.status == 200:
             self._said.pop(rank, None)
@@ -45,7 +45,7 @@ class TroupeKVBootstrapServer(CommonKVBootstrapServer):  # type: ignore[misc]
         try:
             wanted = [int(request.query[name]) for name in _RANKS if request.query.get(name)]
         except ValueError as why:
-            return web.Response(text=f"no number of a rank: {why}", status=400)
+            return web.Response(text=f"this is not the number of a rank: {why}", status=400)
         answer: web.Response = await super()._handle_route_get(request)
         if answer.status != 200 or wanted == [-1] * len(_RANKS):
             return answer

@@ -121,17 +121,17 @@ def caches_of(args: Any, geometry: Geometry) -> list[Cache]:
     """Keys and values first, then the state components in SGLang's order. `args`: a `KVArgs`. `ValueError` names what
     Troupe does not move."""
     if getattr(args, "mla_compression_ratios", None):
-        raise ValueError("Troupe does not move the compressed caches of DeepSeek-V4; take another transfer backend")
+        raise ValueError("Troupe does not move the compressed caches of DeepSeek-V4; use another transfer backend")
     kinds = [str(getattr(kind, "value", kind)) for kind in getattr(args, "state_types", None) or []]
     for kind in kinds:
         if kind not in _LISTS and kind not in ("mamba", "dsa"):
             raise ValueError(
-                f"Troupe does not move the state component {kind!r} of this model; take another transfer backend"
+                f"Troupe does not move the state component {kind!r} of this model; use another transfer backend"
             )
         if geometry.pp_size > 1 and kind in _LISTS:
             raise ValueError(
                 f"Troupe does not move the state component {kind!r} between pipelines: SGLang does not say which "
-                "layers its buffers are of; leave --pp-size out, or take another transfer backend"
+                "layers its buffers are of; leave --pp-size out, or use another transfer backend"
             )
         if kinds.count(kind) > 1:
             raise ValueError(f"Troupe does not move two state components {kind!r} of one model")
@@ -154,7 +154,7 @@ def _keys_and_values(args: Any, geometry: Geometry, kinds: Sequence[str]) -> Cac
     if drafts and geometry.pp_size > 1:
         raise ValueError(
             "Troupe does not move the KV cache of a draft model between pipelines: only the last part has it; leave "
-            "--pp-size out, or take another transfer backend"
+            "--pp-size out, or use another transfer backend"
         )
     regions = _Regions("the KV buffers", geometry.on_gpu)
     layers: list[tuple[LayerShape, list[Plane]]] = []
@@ -193,7 +193,8 @@ class _Buffers:
         for number, (size, item) in enumerate(zip(sizes, items, strict=True)):
             if item <= 0 or item % page or size < item:
                 raise ValueError(
-                    f"{what}: number {number} has {size} bytes, and pages of {item} that are not of {page} tokens"
+                    f"{what}: number {number} has {size} bytes and pages of {item} bytes, which do not fit {page} "
+                    "tokens per page"
                 )
         self._all = list(zip(addresses, sizes, (item // page for item in items), strict=True))
         self.pages = min((size // item for size, item in zip(sizes, items, strict=True)), default=0)
@@ -212,7 +213,7 @@ def _attention(  # noqa: PLR0917
 ) -> list[tuple[LayerShape, list[Plane]]]:
     """Keys of every layer, then values of every layer."""
     if count % 2:
-        raise ValueError(f"there are {count} buffers of keys and values, which are not two of each layer")
+        raise ValueError(f"there are {count} buffers of keys and values; each layer must have two")
     total = heads or geometry.kv_heads
     here = max(1, total // geometry.tp_size)
     layers = []
@@ -225,8 +226,8 @@ def _attention(  # noqa: PLR0917
         ]
         if any(token % here for _, _, token in pair):
             raise ValueError(
-                f"KV buffer {number} has {pair[0][2]} and {pair[1][2]} bytes of a token, which are not those of {here} "
-                f"heads (the model has {total}, tensor parallelism is {geometry.tp_size})"
+                f"KV buffer {number} has {pair[0][2]} and {pair[1][2]} bytes per token, which do not divide into "
+                f"{here} heads (the model has {total}, tensor parallelism is {geometry.tp_size})"
             )
         value = sizes[1] if sizes[1] != sizes[0] else 0
         layers.append((LayerShape(kv_heads=total, head_dim=sizes[0], value_dim=value), planes))
@@ -261,7 +262,7 @@ def _with_index_keys(
             out.append((_RECURRENT, []))
             continue
         if item % page:
-            raise ValueError(f"a page of index keys has {item} bytes, which are not those of {page} tokens")
+            raise ValueError(f"a page of index keys has {item} bytes, which do not divide into {page} tokens")
         shape, planes = _latent((address, size, item // page), regions)
         out.append((_named(shape, f"index of {page}"), planes))
     return out

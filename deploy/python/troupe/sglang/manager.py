@@ -102,7 +102,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
                 return False
             info = PrefillServerInfo(**answer.json())
         except (requests.RequestException, ValueError, TypeError) as error:
-            logger.error("the bootstrap server at %s does not tell of its prefill server: %s", bootstrap_addr, error)
+            logger.error("the bootstrap server at %s does not describe its prefill server: %s", bootstrap_addr, error)
             return False
         unfit = self._unfit(info)
         if unfit is not None:
@@ -332,7 +332,7 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
         if info.enable_kv_cache_sharding or info.enable_dsa_cache_layer_split:
             return "its cache is divided among context-parallel ranks, which Troupe does not move"
         if self.attn_cp_size != 1:
-            return f"a decode server has no context parallelism, and {self.attn_cp_size} ranks of it are here"
+            return f"a decode server cannot have context parallelism, and this one has {self.attn_cp_size} ranks of it"
         return None
 
     def _resolve_rank_mapping(self, info: PrefillServerInfo) -> None:
@@ -344,13 +344,13 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
     def unfit_row(self, row: dict[str, Any]) -> str | None:
         """Why nothing can be received from the nodes that a row of a bootstrap server names."""
         if row.get("troupe") is None:
-            return "its transfer backend is another one; start both with --disaggregation-transfer-backend troupe"
+            return "it has another transfer backend; start both with --disaggregation-transfer-backend troupe"
         try:
             told = ServerNodes.of_json(row["troupe"])
         except ValueError as why:
-            return f"its bootstrap server says nothing of Troupe's: {why}"
+            return f"its bootstrap server does not name Troupe's nodes as expected: {why}"
         if told.protocol != protocol_version():
-            return f"its nodes speak protocol {told.protocol} and these {protocol_version()}; install one release"
+            return f"its nodes speak protocol {told.protocol} and these {protocol_version()}; use one release on both"
         if told.cluster and self._settings.cluster and told.cluster != self._settings.cluster:
             return (
                 f"its nodes are in another cluster ({told.cluster}) than these ({self._settings.cluster}); name one "

@@ -171,7 +171,7 @@ class Nodes:
         except TroupeError as error:
             if error.code != ErrorCode.DEADLINE:
                 raise
-            logger.warning("%s is not registered after %.0f s, and goes on asking: %s", engine.name, seconds, error)
+            logger.warning("%s is not registered after %.0f s, and keeps asking: %s", engine.name, seconds, error)
 
     def _begun(self, cache: int, handler: Handler, operation: Operation) -> Operation:
         self._handlers[cache][operation] = handler

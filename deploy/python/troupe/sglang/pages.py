@@ -14,7 +14,7 @@ def blocks_of(pages: Any, per_page: int) -> array.array[int]:
     """The blocks of these pages, `per_page` of each. `ValueError`: one of them is not a page."""
     ids = np.asarray(pages, dtype=np.int64).reshape(-1)
     if ids.size and int(ids.min()) < 0:
-        raise ValueError(f"page {int(ids.min())} is none; pages count from 0")
+        raise ValueError(f"there is no page {int(ids.min())}; pages count from 0")
     if per_page != 1:
         ids = (ids[:, None] * per_page + np.arange(per_page)).reshape(-1)
     return _array(ids)

@@ -57,7 +57,7 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
     ) -> None:
         mgr, room = self.kv_mgr, self.bootstrap_room
         if destination != KVTransferDestination.DEVICE or device_kv_indices is not None:
-            raise NotImplementedError("the transfer backend 'troupe' receives into the KV cache of the device alone")
+            raise NotImplementedError("the transfer backend 'troupe' receives only into the KV cache of the device")
         if self.bootstrap_infos is None or self.conclude_state == KVPoll.Failed:
             mgr.fail_room(room, f"the nodes of the prefill server at {self.bootstrap_addr} are not known")
             return
@@ -138,7 +138,7 @@ class TroupeKVReceiver(CommonKVReceiver):  # type: ignore[misc]
             if row is not None and self.kv_mgr.unfit_row(row) is None:
                 self.kv_mgr.give_back(self.bootstrap_room, ServerNodes.of_json(row["troupe"]))
         except Exception:  # pylint: disable=broad-exception-caught
-            logger.exception("the prefill server is not told that room %s is aborted", self.bootstrap_room)
+            logger.exception("the prefill server was not told that room %s is aborted", self.bootstrap_room)
 
     # -- a listener of `Receives`, under the lock
 

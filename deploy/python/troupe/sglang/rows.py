@@ -21,7 +21,7 @@ class Rows:
         """`ValueError`: the buffers contradict each other, or a row exceeds the bound."""
         if not len(addresses) == len(sizes) == len(row_sizes):
             raise ValueError(
-                f"there are {len(addresses)} metadata buffers, {len(sizes)} sizes and {len(row_sizes)} sizes of rows"
+                f"there are {len(addresses)} metadata buffers, {len(sizes)} sizes and {len(row_sizes)} row sizes"
             )
         self._buffers = list(zip(map(int, addresses), map(int, sizes), map(int, row_sizes), strict=True))
         self._header = _COUNT.pack(len(self._buffers)) + b"".join(_COUNT.pack(row) for _, _, row in self._buffers)
@@ -44,8 +44,8 @@ class Rows:
         places = [self._address(at, size, row, index) for at, size, row in self._buffers]
         if packed[: len(self._header)] != self._header:
             raise ValueError(
-                f"the metadata of the prefill server are rows of {_said(packed)} bytes, those of this one of "
-                f"{_said(self._header)}; start both with the same options, and the same variables SGLANG_*"
+                f"the metadata of the prefill server has rows of {_said(packed)} bytes, that of this server rows of "
+                f"{_said(self._header)}; start both with the same options and the same SGLANG_* variables"
             )
         offset = len(self._header)
         for place, (_, _, row) in zip(places, self._buffers, strict=True):

@@ -46,8 +46,8 @@ class TroupeKVSender(CommonKVSender):  # type: ignore[misc]
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         super().init(num_kv_indices, aux_index)
         if self._sends is not None and self._sends.sent_any:
-            self._give_up("the request began again when parts of it had been sent")
-            self.kv_mgr.fail_room(self.bootstrap_room, "the request began again when parts of it had been sent")
+            self._give_up("the request began again after parts of it had been sent")
+            self.kv_mgr.fail_room(self.bootstrap_room, "the request began again after parts of it had been sent")
 
     def send(
         self,

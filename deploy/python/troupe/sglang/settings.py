@@ -61,7 +61,7 @@ def read_settings() -> Settings:
     try:
         found = json.loads(said)
     except ValueError as why:
-        raise ValueError(f'{VARIABLE} is no JSON: {why}; write {{"supervisor": "HOST:PORT"}}, say') from None
+        raise ValueError(f'{VARIABLE} is not JSON: {why}; write {{"supervisor": "HOST:PORT"}}, for example') from None
     return settings_of(found)
 
 
@@ -78,8 +78,8 @@ def settings_of(said: Mapping[str, Any]) -> Settings:
         doubled = sorted(_OF_THE_FILE & set(said))
         if doubled:
             raise ValueError(
-                f"{', '.join(map(repr, doubled))} of {VARIABLE} beside 'deployment': the file says it itself, in "
-                f"`cluster`, `supervisor`, and `transport` of its stage `{STAGE}`"
+                f"{', '.join(map(repr, doubled))} of {VARIABLE} cannot be given with 'deployment'; set it "
+                f"in that file, in `cluster`, `supervisor`, and `transport` of its stage `{STAGE}`"
             )
         return Settings(str(said["deployment"]), None, "")
     cluster, supervisor = str(said.get("cluster", STAGE)), said.get("supervisor")

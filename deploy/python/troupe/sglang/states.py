@@ -68,7 +68,7 @@ class _Rows:
         row = [self.dim]
         if self.groups and sum(self.groups) == self.dim * tp_size:
             if any(group % tp_size for group in self.groups):
-                raise ValueError(f"groups of {list(self.groups)} elements for {tp_size} ranks")
+                raise ValueError(f"groups of {list(self.groups)} elements do not divide into {tp_size} ranks")
             row = [group // tp_size for group in self.groups]
         return [part * element for part in row] * self.outer
 

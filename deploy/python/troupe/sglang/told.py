@@ -51,7 +51,7 @@ class ServerNodes:
         """`ValueError`: it is nothing of the kind."""
         found = cls(*_read(said, _texts, _numbers))
         if any(len(names) != len(lives) or not names for names, lives in zip(found.nodes, found.lives, strict=True)):
-            raise ValueError("not a life for each node")
+            raise ValueError("there is not one life for each node")
         return found
 
     @classmethod
@@ -78,31 +78,31 @@ class ServerNodes:
 
 def _read(said: Any, node: Any, life: Any) -> tuple[int, str, tuple[str, ...], tuple[Any, ...], tuple[Any, ...]]:
     if not isinstance(said, dict):
-        raise ValueError("no mapping")
+        raise ValueError("it is not a mapping")
     caches = _texts(said.get("caches"))
     nodes, lives = (
         tuple(read(one) for one in _list(said.get(key))) for key, read in (("nodes", node), ("lives", life))
     )
     if not len(caches) == len(nodes) == len(lives) > 0:
-        raise ValueError("as many nodes and lives as caches")
+        raise ValueError("there are not as many nodes and lives as caches")
     return _number(said.get("protocol")), _text(said.get("cluster")), caches, nodes, lives
 
 
 def _list(said: Any) -> list[Any]:
     if not isinstance(said, list):
-        raise ValueError(f"{said!r} is no list")
+        raise ValueError(f"{said!r} is not a list")
     return said
 
 
 def _text(said: Any) -> str:
     if not isinstance(said, str):
-        raise ValueError(f"{said!r} is no text")
+        raise ValueError(f"{said!r} is not a string")
     return said
 
 
 def _number(said: Any) -> int:
     if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said < 1 << 64:
-        raise ValueError(f"{said!r} is no number")
+        raise ValueError(f"{said!r} is not a number")
     return int(said)
 
 

@@ -120,7 +120,7 @@ class TroupeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             )
             if place.unused:
                 unused = ", ".join(place.unused)
-                logger.info("%s: of no meaning here, since nodes find each other by their cluster", unused)
+                logger.info("%s: ignored, since nodes find each other through their cluster", unused)
             if place.proxy is not None and parallel.data_parallel_rank == 0:
                 self._heartbeat = Heartbeat(place.proxy, parallel.data_parallel_size)
         else:
@@ -371,7 +371,7 @@ def _check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
         )
     if backend == "ray" and parallel.pipeline_parallel_size > 1 and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
         raise ValueError(
-            "the former executor of Ray hears of the last part of a pipeline alone, so that no transfer would end; "
+            "Ray's former executor hears only from the last part of a pipeline, so no transfer would end; "
             "start vLLM with VLLM_USE_RAY_V2_EXECUTOR_BACKEND=1"
         )
     others = sorted({kind for kind in _kinds_of(kv_cache_config) if kind not in {_WHOLE, _WINDOW, _LATENT}})
@@ -384,7 +384,7 @@ def _check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
         spec = group.kv_cache_spec
         if spec.state_content_bytes is not None or spec.num_head_slots is not None or spec.tokens_per_state != 1:
             raise ValueError(
-                f"the cache of {', '.join(group.layer_names[:1]) or 'a layer'} ({spec.kv_quant_mode.name}) is not K "
-                "and V of each head and token, one behind the other, and Troupe's connector serves no other yet; start "
-                "vLLM with another --kv-cache-dtype or --attention-backend"
+                f"the cache of {', '.join(group.layer_names[:1]) or 'a layer'} ({spec.kv_quant_mode.name}) does "
+                "not hold K followed by V for each head and token, and Troupe's connector serves no other cache yet; "
+                "start vLLM with another --kv-cache-dtype or --attention-backend"
             )

@@ -54,7 +54,7 @@ class Holds:
             engine.abort(hold.operation, "nobody loads it")
         except TroupeError as error:
             if error.code != ErrorCode.NOT_FOUND:  # it has ended by itself
-                logger.warning("%s is held for longer than it need be: %s", transfer, error)
+                logger.warning("%s is held longer than necessary: %s", transfer, error)
 
     def hear(self, event: Event) -> None:
         """Handles an event, which may be of another's operation."""

@@ -136,8 +136,8 @@ def strided_planes(
     fits = (heads, group.key_dim) == (1, content) if group.latent else 0 < group.key_dim < content
     if content_stride != 1 or not fits:
         raise ValueError(
-            f"the cache of shape {tuple(shape)} and strides {tuple(strides)} is not one of heads of {group.key_dim} "
-            "elements of K with those of V behind them"
+            f"the cache of shape {tuple(shape)} and strides {tuple(strides)} does not have heads of {group.key_dim} "
+            "elements of K followed by those of V"
         )
 
     def plane(first: int, count: int) -> Plane:
@@ -263,7 +263,7 @@ def _tokens_of_blocks(caches: Mapping[str, Any], groups: Sequence[Group]) -> lis
     for group in groups:
         sizes = {int(caches[name].shape[2]) for name in group.layers}
         if len(sizes) > 1 or any(group.block_size % tokens for tokens in sizes):
-            raise ValueError(f"a block of {group.block_size} tokens is no multiple of the kernels' blocks of {sizes}")
+            raise ValueError(f"blocks of {group.block_size} tokens are not multiples of the kernels' blocks of {sizes}")
         found.append(sizes.pop() if sizes else 0)
     ratio = min(group.block_size // tokens for group, tokens in zip(groups, found, strict=True) if tokens)
     return [tokens or group.block_size // ratio for group, tokens in zip(groups, found, strict=True)]
@@ -272,14 +272,14 @@ def _tokens_of_blocks(caches: Mapping[str, Any], groups: Sequence[Group]) -> lis
 def _in_order(names: Sequence[str], share: Share) -> tuple[list[str], int]:
     """The layers in the model's order, and the number of the first."""
     if not names:
-        raise ValueError("this rank has no layer with a cache; a pipeline whose parts have each one is needed")
+        raise ValueError("this rank has no layer with a cache; each part of a pipeline needs one")
     if share.total_layers == 0:
         return list(names), 0
     unnumbered = [name for name in names if name not in share.numbers]
     if unnumbered:
-        raise ValueError(f"the names of a pipeline's layers have the number of the layer; {unnumbered[0]!r} has none")
+        raise ValueError(f"the names of a pipeline's layers must have the layer's number; {unnumbered[0]!r} has none")
     ordered = sorted(names, key=lambda name: share.numbers[name])
     numbers = [share.numbers[name] for name in ordered]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-        raise ValueError(f"a part of a pipeline has consecutive layers of the model; this one has {numbers}")
+        raise ValueError(f"a part of a pipeline must have consecutive layers of the model; this one has {numbers}")
     return ordered, numbers[0]

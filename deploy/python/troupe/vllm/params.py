@@ -139,23 +139,23 @@ class HandOff:
             return cls._from_nixl(params)
         if not isinstance(own, Mapping):
             raise BadParamsError(
-                f"kv_transfer_params have no {KEY!r}: the prefill engine is none with Troupe's connector"
+                f"kv_transfer_params have no {KEY!r}: the prefill engine does not have Troupe's connector"
             )
         if own.get("v") != VERSION:
             raise BadParamsError(f"kv_transfer_params are of version {own.get('v')!r}, and this engine reads {VERSION}")
         nodes = own.get("nodes")
         if not isinstance(nodes, (list, tuple)) or not nodes or not all(_is_like(_NAME, node) for node in nodes):
-            raise BadParamsError("'nodes' of kv_transfer_params is no list of names of nodes")
+            raise BadParamsError("'nodes' of kv_transfer_params is not a list of names of nodes")
         if not _is_like(_TRANSFER, own.get("request")):
-            raise BadParamsError("'request' of kv_transfer_params is no id of a transfer")
+            raise BadParamsError("'request' of kv_transfer_params is not the id of a transfer")
         lives = _lives_of(own.get("lives"), len(nodes))
         if "tokens" not in own and "prompt" not in own:
             return cls(transfer=own["request"], nodes=tuple(nodes), lives=lives)
         tokens = own.get("tokens")
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens < 2**32:
-            raise BadParamsError("'tokens' of kv_transfer_params is no number of tokens")
+            raise BadParamsError("'tokens' of kv_transfer_params is not a number of tokens")
         if not _is_like(_DIGEST, own.get("prompt")):
-            raise BadParamsError("'prompt' of kv_transfer_params is no digest of a prompt")
+            raise BadParamsError("'prompt' of kv_transfer_params is not the digest of a prompt")
         return cls(transfer=own["request"], nodes=tuple(nodes), tokens=tokens, digest=own["prompt"], lives=lives)
 
     @classmethod
@@ -178,7 +178,8 @@ class HandOff:
         transfer, engine = params[MORIIO_KEY], params.get("remote_engine_id")
         if not _is_like(_TRANSFER, transfer):
             raise BadParamsError(
-                f"{MORIIO_KEY!r} of kv_transfer_params is no id of a transfer, 1 to 200 characters of a-z 0-9 _ . -"
+                f"{MORIIO_KEY!r} of kv_transfer_params is not the id of a transfer, 1 to 200 characters of "
+                "a-z 0-9 _ . -"
             )
         computed = engine is not None
         if computed:
@@ -194,8 +195,9 @@ class HandOff:
             found = _PREFILL_PEER.search(request_id.partition(_DECODE_PEER)[0])
             if found is None:
                 raise BadParamsError(
-                    "neither kv_transfer_params nor X-Request-Id say which engine computes the prompt: ask by a router "
-                    "that this engine registers with ('proxy_ip'), by `troupe router`, or with 'read_mode' true"
+                    "neither kv_transfer_params nor X-Request-Id says which engine computes the prompt: ask through a "
+                    "router that this engine registers with ('proxy_ip'), through `troupe router`, or with 'read_mode' "
+                    "true"
                 )
             engine, ranks = found[1], int(found[2])
         if not 0 < ranks <= MAX_RANKS:
@@ -215,7 +217,7 @@ def _lives_of(said: object, nodes: int) -> tuple[int, ...]:
     if said is None:
         return ()
     if not isinstance(said, (list, tuple)) or len(said) != nodes or not all(_is_like(_LIFE, life) for life in said):
-        raise BadParamsError("'lives' of kv_transfer_params has not an incarnation of each of 'nodes'")
+        raise BadParamsError("'lives' of kv_transfer_params does not have an incarnation of each of 'nodes'")
     return tuple(int(life, 16) for life in said)
 
 

@@ -131,17 +131,21 @@ def place_of(
         )
     for key in sorted(_TEXTS & set(extra)):
         if not isinstance(extra[key], str) or not extra[key]:
-            raise ValueError(f"{key!r} of {_EXTRA} is {extra[key]!r}; give a text")
+            raise ValueError(f"{key!r} of {_EXTRA} is {extra[key]!r}; give a string")
     pushes = pushes_of(extra)
     tuning = sorted(set(extra) & (_TRANSPORT | _TIMES))
     if tuning and "deployment" in extra:
         said = ", ".join(map(repr, tuning))
-        raise ValueError(f"{said} of {_EXTRA}: a deployment's file says it itself, in `transport` and `limits`")
+        raise ValueError(
+            f"{said} of {_EXTRA} cannot be given with 'deployment'; set it in that file, in `transport` and `limits`"
+        )
     deployment, node, supervisor = (extra.get(key) for key in ("deployment", "node", "supervisor"))
     if deployment is None and node is not None:
-        raise ValueError(f"'node' of {_EXTRA} is {node!r}; give the 'deployment' file that has it")
+        raise ValueError(f"'node' of {_EXTRA} is {node!r}; give the 'deployment' file that names it")
     if deployment is not None and supervisor is not None:
-        raise ValueError(f"{_EXTRA} names a 'deployment' file, which says where the supervisor is, and no 'supervisor'")
+        raise ValueError(
+            f"{_EXTRA} has both 'deployment' and 'supervisor'; leave 'supervisor' out, since the file says where it is"
+        )
     http = _http_of(extra, http)
     proxy, unused = _proxy_of(extra, engine_id, ranks, role, http), _unused_of(extra)
     if deployment is not None and node is not None:
@@ -206,7 +210,7 @@ def _proxy_of(extra: Mapping[str, Any], engine_id: str, ranks: Ranks, role: str,
     if "proxy_ip" not in extra:
         return None
     if "proxy_ping_port" not in ports:
-        raise ValueError(f"'proxy_ip' of {_EXTRA} wants 'proxy_ping_port' beside it: where the proxy hears of engines")
+        raise ValueError(f"'proxy_ip' of {_EXTRA} needs 'proxy_ping_port' as well: the port where engines register")
     if role not in _ROLES:
         raise ValueError(
             f"'proxy_ip' of {_EXTRA}: such a proxy knows engines that compute prompts and engines that write texts; "

@@ -65,8 +65,8 @@ class Heartbeat:
     def __init__(self, proxy: Proxy, replicas: int) -> None:
         if proxy.http is None:
             raise ValueError(
-                "'proxy_ip' of kv_connector_extra_config wants 'http_port' beside it: the command line does not say "
-                "where this engine's HTTP server listens, which the proxy is told"
+                "'proxy_ip' of kv_connector_extra_config needs 'http_port' as well: the proxy is told where this "
+                "engine's HTTP server listens, and the command line does not say it"
             )
         self._proxy = proxy
         self._replicas = replicas
@@ -99,9 +99,9 @@ class Heartbeat:
                         dealer.close()
                         dealer = None
                 if why == "" and not reached:
-                    logger.info("the proxy at %s is told of this engine", address)
+                    logger.info("this engine is registered with the proxy at %s", address)
                 elif why and reached in (None, True):
-                    said = "the proxy at %s is not there, and is told of this engine when it is: %s"
+                    said = "the proxy at %s cannot be reached; this engine keeps trying to register with it: %s"
                     logger.warning(said, address, why)
                 reached = why == ""
                 self._ended.wait(PERIOD)
@@ -132,7 +132,7 @@ def _check_listens(proxy: Proxy) -> None:
     with socket.create_connection((proxy.host, proxy.port), timeout=_SEND_WAIT / 1000) as asked:
         asked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves no trace of the port
         if asked.getsockname() == asked.getpeername():
-            raise ConnectionRefusedError("nobody listens, the connection was one with itself")
+            raise ConnectionRefusedError("nobody listens there; the socket connected to itself")
 
 
 def _own_host(proxy: Proxy) -> str:

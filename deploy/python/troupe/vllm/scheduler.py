@@ -206,7 +206,7 @@ class Scheduler:
             told = set(getattr(output, name) or ())
             again = {one for one in told - own if (name, one) in self._told}
             if again:
-                logger.error("%s names requests again: %s", name, sorted(again))
+                logger.error("%s names requests a second time: %s", name, sorted(again))
             self._told.update(((name, one), None) for one in told & own)
             while len(self._told) > TOLD:
                 del self._told[next(iter(self._told))]

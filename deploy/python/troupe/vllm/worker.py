@@ -210,7 +210,7 @@ class Worker:
         """The sentence of a failure. An engine without a supervisor knows no other engine, and its loads wait until
         their deadline: then the sentence says so."""
         if error.code == ErrorCode.DEADLINE and not self._started().report()["supervisor_reachable"]:
-            return f"{error}; this engine's supervisor has not been reached: start it, or mend where it is looked for"
+            return f"{error}; this engine's supervisor has not been reached: start it, or correct its address"
         return str(error)
 
     def _unpinned(self, operation: Operation) -> None:
@@ -339,7 +339,7 @@ class Worker:
                     self._refused[name] = why
                     return
                 if error.code != ErrorCode.ALREADY_EXISTS:  # another request's send, which goes on
-                    logger.warning("%s: nobody is told that it does not come: %s", name, error)
+                    logger.warning("%s: receivers are not told that it does not come: %s", name, error)
                 continue
             self._transfers[operation] = _Transfer("", True, 0, time.monotonic(), name, unwanted=True)
             self._give_up(operation, why)
@@ -359,7 +359,7 @@ class Worker:
         name = call.payload.decode(errors="replace")
         with contextlib.suppress(TroupeError):  # the router no longer waits
             if call.method != RELEASE:
-                call.fail(TroupeError(ErrorCode.NOT_FOUND, f"an engine of vLLM has no {call.method!r}"))
+                call.fail(TroupeError(ErrorCode.NOT_FOUND, f"a vLLM engine has no method {call.method!r}"))
                 return
             call.reply()
         if not is_name(name):

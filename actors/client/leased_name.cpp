@@ -1,4 +1,4 @@
-#include "troupe/actors/slot_claim.hpp"
+#include "troupe/actors/leased_name.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -82,7 +82,7 @@ class claimant {
 
   /// `look` limits the search for a supervisor, which may have to be begun; `patience` limits the
   /// wait for a connection, and again the wait for an answer.
-  result<slot_grant> ask_for(const slot_claim& claim, milliseconds look, milliseconds patience) {
+  result<name_lease> ask_for(const name_request& claim, milliseconds look, milliseconds patience) {
     if (!supervisor_) {
       const auto at = place_.now(look);
       if (!at) return fail(at.error().code, "no supervisor: " + at.error().message);
@@ -90,7 +90,7 @@ class claimant {
       if (!found) return fail(found.error().code, "no supervisor: " + found.error().message);
       supervisor_ = *found;
     }
-    auto granted = ask<slot_grant>(host_.system(), supervisor_, "the supervisor", patience,
+    auto granted = ask<name_lease>(host_.system(), supervisor_, "the supervisor", patience,
                                    claim_atom_v, claim);
     if (!granted) {
       supervisor_ = nullptr;  // another supervisor may answer next time
@@ -106,14 +106,14 @@ class claimant {
   supervisor_actor supervisor_;
 };
 
-class slot_holder final : public claimed_slot {
+class name_holder final : public leased_name {
  public:
-  slot_holder(std::unique_ptr<claimant> cluster, slot_claim claim, slot_grant granted)
+  name_holder(std::unique_ptr<claimant> cluster, name_request claim, name_lease granted)
       : cluster_{std::move(cluster)}, claim_{std::move(claim)}, granted_{std::move(granted)} {
     claim_.held = granted_.name;
     thread_ = std::thread{[this] { renew(); }};
   }
-  ~slot_holder() override {
+  ~name_holder() override {
     {
       const std::lock_guard lock{mutex_};
       over_ = true;
@@ -121,8 +121,8 @@ class slot_holder final : public claimed_slot {
     changed_.notify_one();
     thread_.join();
   }
-  slot_holder(const slot_holder&) = delete;
-  slot_holder& operator=(const slot_holder&) = delete;
+  name_holder(const name_holder&) = delete;
+  name_holder& operator=(const name_holder&) = delete;
 
   [[nodiscard]] const std::string& name() const noexcept override { return granted_.name; }
   [[nodiscard]] std::uint64_t incarnation() const noexcept override { return claim_.incarnation; }
@@ -138,7 +138,7 @@ class slot_holder final : public claimed_slot {
       const bool other = renewed && renewed->name != granted_.name;
       if (renewed ? !other : may_pass(renewed.error().code)) continue;
       // Renewing would keep the name from its present owner. The registration is refused, too.
-      logger("node")->warn("{} is held no more for this process: {}", granted_.name,
+      logger("node")->warn("{} is no longer held for this process: {}", granted_.name,
                            other
                                ? "the supervisor gives it " + in_quotes(renewed->name) + " instead"
                                : to_string(renewed.error()));
@@ -147,8 +147,8 @@ class slot_holder final : public claimed_slot {
   }
 
   std::unique_ptr<claimant> cluster_;
-  slot_claim claim_;
-  slot_grant granted_;
+  name_request claim_;
+  name_lease granted_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool over_{false};
@@ -171,9 +171,9 @@ milliseconds patience_of_look(milliseconds limit, steady_clock::time_point began
   return std::clamp(limit - asked, patience_of_claims, begin_patience);
 }
 
-result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deployment,
-                                                 const std::string& stage_name,
-                                                 const claim_options& options) {
+result<std::unique_ptr<leased_name>> claim_slot(const config::deployment& deployment,
+                                                const std::string& stage_name,
+                                                const claim_options& options) {
   const auto* stage = config::find_stage(deployment, stage_name);
   if (stage == nullptr) {
     std::string names;
@@ -184,7 +184,7 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
   if (stage->open) {
     return fail(errc::invalid_config, "stage " + in_quotes(stage_name) +
                                           " is open and has no names to claim; a process joins it "
-                                          "by what it announces (engine_options::join)");
+                                          "by its own announcement (engine_options::join)");
   }
   const auto hosts = own_hosts(deployment, *stage);
   if (!hosts) return fail(hosts.error());
@@ -193,7 +193,7 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
   auto host = host_options_of(deployment);
   if (!host) return fail(host.error());
   auto cluster = std::make_unique<claimant>(deployment, std::move(*host), options.given_up);
-  slot_claim wanted;
+  name_request wanted;
   wanted.cluster = deployment.cluster;
   wanted.stage = stage_name;
   wanted.incarnation = draw_incarnation();
@@ -207,7 +207,7 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
     auto granted =
         cluster->ask_for(wanted, patience_of_look(options.limit, began), patience_of_claims);
     if (granted) {
-      return std::unique_ptr<claimed_slot>{std::make_unique<slot_holder>(
+      return std::unique_ptr<leased_name>{std::make_unique<name_holder>(
           std::move(cluster), std::move(wanted), std::move(*granted))};
     }
     const auto& why = granted.error();
@@ -215,8 +215,9 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
     if (!may_pass(why.code)) return fail(why);
     if (const bool due = reminder.pass().has_value(); due || said != why.code) {
       said = why.code;
-      logger("node")->warn("no node of stage {} to be yet, keeps asking the supervisor at {}: {}",
-                           stage_name, cluster->asked(), to_string(why));
+      logger("node")->warn(
+          "this process has no node of stage {} yet and keeps asking the supervisor at {}: {}",
+          stage_name, cluster->asked(), to_string(why));
     }
     if (options.limit.count() >= 0 && steady_clock::now() - began + pause > options.limit) {
       return fail(errc::deadline, "the supervisor at " + cluster->asked() +
@@ -232,9 +233,9 @@ result<std::unique_ptr<claimed_slot>> claim_slot(const config::deployment& deplo
 
 }  // namespace
 
-result<std::unique_ptr<claimed_slot>> claimed_slot::claim(const config::deployment& deployment,
-                                                          const std::string& stage,
-                                                          const claim_options& options) {
+result<std::unique_ptr<leased_name>> leased_name::claim(const config::deployment& deployment,
+                                                        const std::string& stage,
+                                                        const claim_options& options) {
   return or_error("this process cannot ask which node it is",
                   [&] { return claim_slot(deployment, stage, options); });
 }

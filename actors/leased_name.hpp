@@ -3,9 +3,9 @@
 /// How a process that was started for a stage becomes one of its nodes: the supervisor decides
 /// which.
 ///
-///     auto slot = claimed_slot::claim(deployment, "decode", {});
+///     auto slot = leased_name::claim(deployment, "decode", {});
 ///     if (!slot) return slot.error();
-///     auto node = start_claimed(deployment, **slot);  // of engine.hpp
+///     auto node = start_with_name(deployment, **slot);  // of engine.hpp
 ///     // ... once `wait_registered` says so:
 ///     slot->reset();
 
@@ -31,7 +31,7 @@ struct claim_options {
 
 /// A name that this process has claimed. It stays reserved as long as the object lives: a thread of
 /// the object keeps asking, since a cache of hundreds of GiB may take a while to allocate.
-class claimed_slot {
+class leased_name {
  public:
   /// Asks the deployment's supervisor at once and then after 50 ms, doubled each time up to the
   /// heartbeat interval, which is logged. Errors: `not_found` (no such stage), `invalid_config`
@@ -40,10 +40,10 @@ class claimed_slot {
   /// the last reason at the limit; `aborted` (`given_up` was requested). With `supervisor.begin`,
   /// begins a supervisor if none lives; `not_found` if there is no `troupe` command to begin it
   /// with.
-  [[nodiscard]] static result<std::unique_ptr<claimed_slot>> claim(
+  [[nodiscard]] static result<std::unique_ptr<leased_name>> claim(
       const config::deployment& deployment, const std::string& stage, const claim_options& options);
   /// Releases the name. A node that was admitted under it does not need the claim any more.
-  virtual ~claimed_slot() = default;
+  virtual ~leased_name() = default;
 
   [[nodiscard]] virtual const std::string& name() const noexcept = 0;
   /// The incarnation that the node has to register with.

@@ -34,9 +34,9 @@
 
 namespace troupe::actors {
 
-class slot_claims {
+class name_leases {
  public:
-  slot_claims(std::string cluster, std::vector<expected_slot> slots,
+  name_leases(std::string cluster, std::vector<expected_slot> slots,
               std::chrono::milliseconds hold);
 
   /// Before that time only a claimant that already holds a name is granted one: a supervisor that
@@ -47,8 +47,8 @@ class slot_claims {
   /// no incarnation, no node of the stage belongs to that host), `not_found` (no such stage, or the
   /// claimant's name is not in it), `overloaded` (no name is free, or not yet), `already_exists`
   /// (the claimant's name belongs to another life).
-  [[nodiscard]] result<slot_grant> claim(const slot_claim& claim, const std::vector<slot_use>& uses,
-                                         steady_time now);
+  [[nodiscard]] result<name_lease> claim(const name_request& claim,
+                                         const std::vector<slot_use>& uses, steady_time now);
   /// Why a life may not register under that name (`already_exists`); empty if it may.
   [[nodiscard]] std::optional<troupe::error> refusal(std::string_view name,
                                                      std::uint64_t incarnation,
@@ -61,24 +61,24 @@ class slot_claims {
  private:
   struct slot {
     expected_slot what;
-    std::optional<slot_claim> held_by;
+    std::optional<name_request> held_by;
     steady_time until{};
 
     [[nodiscard]] bool held(steady_time now) const { return held_by && now < until; }
   };
 
-  [[nodiscard]] result<void> check(const slot_claim& claim) const;
+  [[nodiscard]] result<void> check(const name_request& claim) const;
   [[nodiscard]] std::string stages() const;
   /// Replicas that have a rank used or held.
   [[nodiscard]] std::set<std::uint32_t> replicas_begun(std::string_view stage,
                                                        const std::vector<slot_use>& uses,
                                                        steady_time now) const;
-  [[nodiscard]] result<slot_grant> renew(const slot_claim& claim, const std::vector<slot_use>& uses,
-                                         steady_time now);
-  [[nodiscard]] unexpected none_free(const slot_claim& claim, const std::vector<slot_use>& uses,
+  [[nodiscard]] result<name_lease> renew(const name_request& claim,
+                                         const std::vector<slot_use>& uses, steady_time now);
+  [[nodiscard]] unexpected none_free(const name_request& claim, const std::vector<slot_use>& uses,
                                      steady_time now) const;
-  [[nodiscard]] slot_grant grant(slot& one, const slot_claim& claim, steady_time now);
-  [[nodiscard]] slot_grant told(const slot& one) const;
+  [[nodiscard]] name_lease grant(slot& one, const name_request& claim, steady_time now);
+  [[nodiscard]] name_lease told(const slot& one) const;
 
   std::string cluster_;
   std::vector<slot> slots_;

@@ -1,6 +1,6 @@
 // Which node of a stage a process becomes when it was started for the stage alone.
 
-#include "troupe/actors/membership/slot_claims.hpp"
+#include "troupe/actors/membership/name_leases.hpp"
 
 #include <functional>
 #include <set>
@@ -20,7 +20,7 @@ constexpr milliseconds hold{5000};
 struct claims_of_a_stage : ::testing::Test {
   std::vector<expected_slot> slots;
   std::vector<slot_use> uses;
-  std::optional<slot_claims> claims;
+  std::optional<name_leases> claims;
   steady_time now{std::chrono::hours{1}};
 
   /// Hosts are assigned in turn.
@@ -36,10 +36,10 @@ struct claims_of_a_stage : ::testing::Test {
     uses.resize(slots.size());
     claims.emplace("demo", slots, hold);
   }
-  [[nodiscard]] result<slot_grant> ask(std::uint64_t incarnation,
+  [[nodiscard]] result<name_lease> ask(std::uint64_t incarnation,
                                        const std::string& host = "127.0.0.1",
                                        const std::string& held = "") {
-    slot_claim claim;
+    name_request claim;
     claim.cluster = "demo";
     claim.stage = "decode";
     claim.incarnation = incarnation;
@@ -286,8 +286,8 @@ TEST_F(claims_of_a_stage, of_a_host_that_has_no_node_are_refused_with_those_that
 
 TEST_F(claims_of_a_stage, that_make_no_sense_are_refused_in_a_sentence) {
   expect(1);
-  const auto why = [&](const std::function<void(slot_claim&)>& change) {
-    slot_claim claim;
+  const auto why = [&](const std::function<void(name_request&)>& change) {
+    name_request claim;
     claim.cluster = "demo";
     claim.stage = "decode";
     claim.incarnation = 1;
@@ -295,12 +295,14 @@ TEST_F(claims_of_a_stage, that_make_no_sense_are_refused_in_a_sentence) {
     const auto answer = claims->claim(claim, uses, now);
     return answer ? answer->name : to_string(answer.error());
   };
-  EXPECT_EQ(why([](slot_claim&) {}), "decode-0-0");
-  EXPECT_THAT(why([](slot_claim& c) { c.version = 1; }), HasSubstr("version_mismatch"));
-  EXPECT_THAT(why([](slot_claim& c) { c.cluster = "x\n"; }), HasSubstr("belongs to cluster 'x?'"));
-  EXPECT_THAT(why([](slot_claim& c) { c.incarnation = 0; }), HasSubstr("invalid_config"));
-  EXPECT_THAT(why([](slot_claim& c) { c.host = std::string(256, 'h'); }), HasSubstr("host of at"));
-  EXPECT_THAT(why([](slot_claim& c) { c.stage = "prefill"; }),
+  EXPECT_EQ(why([](name_request&) {}), "decode-0-0");
+  EXPECT_THAT(why([](name_request& c) { c.version = 1; }), HasSubstr("version_mismatch"));
+  EXPECT_THAT(why([](name_request& c) { c.cluster = "x\n"; }),
+              HasSubstr("belongs to cluster 'x?'"));
+  EXPECT_THAT(why([](name_request& c) { c.incarnation = 0; }), HasSubstr("invalid_config"));
+  EXPECT_THAT(why([](name_request& c) { c.host = std::string(256, 'h'); }),
+              HasSubstr("host of at"));
+  EXPECT_THAT(why([](name_request& c) { c.stage = "prefill"; }),
               HasSubstr("not_found: the deployment has no stage 'prefill'; it has cache, decode"));
 }
 

@@ -13,7 +13,7 @@
 namespace troupe::actors {
 
 /// The listeners of a door and the strangers at them. Lives on the loop's thread.
-class door_guests {
+class door_listener {
  public:
   struct rules {
     std::chrono::milliseconds patience;
@@ -25,12 +25,12 @@ class door_guests {
     std::function<void()> admitted, refused;
     std::function<void(std::uint32_t)> strangers;  ///< their current number
   };
-  using admit_call = std::function<void(door_guest)>;
+  using admit_call = std::function<void(proven_connection)>;
 
-  door_guests(door_loop& loop, rules limits, reports tell);
-  door_guests(const door_guests&) = delete;
-  door_guests& operator=(const door_guests&) = delete;
-  ~door_guests() = default;
+  door_listener(door_loop& loop, rules limits, reports tell);
+  door_listener(const door_listener&) = delete;
+  door_listener& operator=(const door_listener&) = delete;
+  ~door_listener() = default;
 
   /// Adds a listener: `fd` listens on `port`. `already_exists`: another listener has that port;
   /// `overloaded`.
@@ -57,7 +57,7 @@ class door_guests {
   void accept_some(std::uint16_t port);
   void out_of_descriptors(std::uint16_t port);
   void let_in(std::uint16_t port, owned_fd fd);
-  void on_end(strangers::iterator who, const admit_call& admitted, result<door_guest> how);
+  void on_end(strangers::iterator who, const admit_call& admitted, result<proven_connection> how);
   [[nodiscard]] std::uint32_t how_many(bool have_key) const;
   /// Drops one stranger, of those with the key or of those without it (`choose_who_goes`), but none
   /// whose answer has arrived. May end others, which may close listeners.

@@ -1,4 +1,4 @@
-#include "troupe/actors/membership/slot_claims.hpp"
+#include "troupe/actors/membership/name_leases.hpp"
 
 #include <algorithm>
 #include <set>
@@ -25,13 +25,13 @@ std::optional<int> suits(const std::string& slots, const std::string& claimants)
 
 }  // namespace
 
-slot_claims::slot_claims(std::string cluster, std::vector<expected_slot> slots,
+name_leases::name_leases(std::string cluster, std::vector<expected_slot> slots,
                          std::chrono::milliseconds hold)
     : cluster_{std::move(cluster)}, hold_{hold} {
   for (expected_slot& one : slots) slots_.push_back({std::move(one), std::nullopt, {}});
 }
 
-result<slot_grant> slot_claims::claim(const slot_claim& claim, const std::vector<slot_use>& uses,
+result<name_lease> name_leases::claim(const name_request& claim, const std::vector<slot_use>& uses,
                                       steady_time now) {
   if (auto fine = check(claim); !fine) return fail(fine.error());
   if (!claim.held.empty()) return renew(claim, uses, now);
@@ -69,7 +69,7 @@ result<slot_grant> slot_claims::claim(const slot_claim& claim, const std::vector
 }
 
 /// The claimant already is that node, except for the registration.
-result<slot_grant> slot_claims::renew(const slot_claim& claim, const std::vector<slot_use>& uses,
+result<name_lease> name_leases::renew(const name_request& claim, const std::vector<slot_use>& uses,
                                       steady_time now) {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     slot& one = slots_[i];
@@ -89,11 +89,11 @@ result<slot_grant> slot_claims::renew(const slot_claim& claim, const std::vector
                                    in_quotes(claim.held) + "; start this process again");
 }
 
-std::optional<troupe::error> slot_claims::refusal(std::string_view name, std::uint64_t incarnation,
+std::optional<troupe::error> name_leases::refusal(std::string_view name, std::uint64_t incarnation,
                                                   steady_time now) const {
   const auto found = std::ranges::find(slots_, name, [](const slot& s) { return s.what.name; });
   if (found == slots_.end() || !found->held(now)) return std::nullopt;
-  const slot_claim& by = *found->held_by;
+  const name_request& by = *found->held_by;
   if (by.incarnation == incarnation) return std::nullopt;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(found->until - now);
   return troupe::error{errc::already_exists,
@@ -103,21 +103,21 @@ std::optional<troupe::error> slot_claims::refusal(std::string_view name, std::ui
                            time_text(left) + " if that does not"};
 }
 
-void slot_claims::stood_still(std::chrono::steady_clock::duration gap, steady_time now) {
+void name_leases::stood_still(std::chrono::steady_clock::duration gap, steady_time now) {
   for (slot& one : slots_) {
     if (one.held(now - gap)) one.until += gap;
   }
   if (now - gap < opens_) opens_ += gap;
 }
 
-void slot_claims::registered(std::string_view name, std::uint64_t incarnation) {
+void name_leases::registered(std::string_view name, std::uint64_t incarnation) {
   for (slot& one : slots_) {
     const bool its_own = one.held_by && one.held_by->incarnation == incarnation;
     if (one.what.name == name && its_own) one.held_by.reset();
   }
 }
 
-result<void> slot_claims::check(const slot_claim& claim) const {
+result<void> name_leases::check(const name_request& claim) const {
   if (claim.version != protocol_version) {
     return fail(errc::version_mismatch,
                 "the process that asks speaks protocol version " + std::to_string(claim.version) +
@@ -151,13 +151,13 @@ result<void> slot_claims::check(const slot_claim& claim) const {
                                         ": start it there, or add auto to them");
 }
 
-std::string slot_claims::stages() const {
+std::string name_leases::stages() const {
   std::set<std::string> names;
   for (const slot& one : slots_) names.insert(one.what.stage);
   return list_of(names);
 }
 
-std::set<std::uint32_t> slot_claims::replicas_begun(std::string_view stage,
+std::set<std::uint32_t> name_leases::replicas_begun(std::string_view stage,
                                                     const std::vector<slot_use>& uses,
                                                     steady_time now) const {
   std::set<std::uint32_t> replicas;
@@ -171,7 +171,7 @@ std::set<std::uint32_t> slot_claims::replicas_begun(std::string_view stage,
   return replicas;
 }
 
-unexpected slot_claims::none_free(const slot_claim& claim, const std::vector<slot_use>& uses,
+unexpected name_leases::none_free(const name_request& claim, const std::vector<slot_use>& uses,
                                   steady_time now) const {
   std::size_t all = 0;
   std::size_t used = 0;
@@ -206,13 +206,13 @@ unexpected slot_claims::none_free(const slot_claim& claim, const std::vector<slo
                                       : "; ask again in a moment"));
 }
 
-slot_grant slot_claims::grant(slot& one, const slot_claim& claim, steady_time now) {
+name_lease name_leases::grant(slot& one, const name_request& claim, steady_time now) {
   one.held_by = claim;
   one.until = now + hold_;
   return told(one);
 }
 
-slot_grant slot_claims::told(const slot& one) const {
+name_lease name_leases::told(const slot& one) const {
   return {0, {}, one.what.name, static_cast<std::uint32_t>(hold_.count())};
 }
 

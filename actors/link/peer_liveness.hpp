@@ -20,14 +20,15 @@ namespace troupe::actors {
 ///   from 3/4, the process is silent     `peer_is_silent`: the peer stands still, or is cut off
 ///
 /// A peer that stands still is thus detected before the patience is over, the last look included.
-class link_pulse {
+class peer_liveness {
  public:
   using time_point = std::chrono::steady_clock::time_point;
   using duration = std::chrono::steady_clock::duration;
 
   enum class advice { nothing, ask, ask_both_ways, link_is_silent, peer_is_silent };
 
-  explicit link_pulse(std::chrono::milliseconds patience = std::chrono::milliseconds{1000}) noexcept
+  explicit peer_liveness(
+      std::chrono::milliseconds patience = std::chrono::milliseconds{1000}) noexcept
       : patience_{patience} {}
 
   /// The interval between two looks.

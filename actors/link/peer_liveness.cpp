@@ -1,16 +1,16 @@
-#include "troupe/actors/link/link_pulse.hpp"
+#include "troupe/actors/link/peer_liveness.hpp"
 
 namespace troupe::actors {
 
-void link_pulse::begin(time_point now) noexcept {
+void peer_liveness::begin(time_point now) noexcept {
   heard_ = asked_ = looked_ = now;
 }
 
-void link_pulse::sign(time_point now) noexcept {
+void peer_liveness::sign(time_point now) noexcept {
   heard_ = asked_ = now;
 }
 
-link_pulse::advice link_pulse::look(time_point now) noexcept {
+peer_liveness::advice peer_liveness::look(time_point now) noexcept {
   // This process stood still or got no core: what the peer sent meanwhile may not be read yet.
   if (now - looked_ > 3 * period()) heard_ = now;
   looked_ = now;

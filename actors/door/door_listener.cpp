@@ -1,4 +1,4 @@
-#include "troupe/actors/door/door_guests.hpp"
+#include "troupe/actors/door/door_listener.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -35,10 +35,10 @@ owned_fd spare_descriptor() {
 
 }  // namespace
 
-door_guests::door_guests(door_loop& loop, rules limits, reports tell)
+door_listener::door_listener(door_loop& loop, rules limits, reports tell)
     : loop_{loop}, limits_{limits}, tell_{std::move(tell)}, spare_{spare_descriptor()} {}
 
-result<void> door_guests::open(owned_fd fd, std::uint16_t port, admit_call admitted) {
+result<void> door_listener::open(owned_fd fd, std::uint16_t port, admit_call admitted) {
   if (listeners_.contains(port)) {
     return fail(errc::already_exists, "this process listens at port " + std::to_string(port) +
                                           " of another address already; choose another port");
@@ -55,7 +55,7 @@ result<void> door_guests::open(owned_fd fd, std::uint16_t port, admit_call admit
                                     "(ulimit -n)");
 }
 
-void door_guests::close(std::uint16_t port) {
+void door_listener::close(std::uint16_t port) {
   const auto at = listeners_.find(port);
   if (at == listeners_.end()) return;
   loop_.forget(at->second.watch);
@@ -72,11 +72,11 @@ void door_guests::close(std::uint16_t port) {
   count();
 }
 
-void door_guests::close() {
+void door_listener::close() {
   while (!listeners_.empty()) close(listeners_.begin()->first);
 }
 
-void door_guests::accept_some(std::uint16_t port) {
+void door_listener::accept_some(std::uint16_t port) {
   for (int i = 0; i < accepts_per_turn; ++i) {
     const auto at = listeners_.find(port);  // the `admitted` callback may have closed it
     if (at == listeners_.end()) return;
@@ -92,7 +92,7 @@ void door_guests::accept_some(std::uint16_t port) {
   }
 }
 
-void door_guests::out_of_descriptors(std::uint16_t port) {
+void door_listener::out_of_descriptors(std::uint16_t port) {
   tell_.notice(
       "a connection was dropped: out of file descriptors or of the kernel's memory; allow the "
       "process more of them "
@@ -115,7 +115,7 @@ void door_guests::out_of_descriptors(std::uint16_t port) {
   });
 }
 
-void door_guests::let_in(std::uint16_t port, owned_fd fd) {
+void door_listener::let_in(std::uint16_t port, owned_fd fd) {
   for (const bool have_key : {false, true}) {
     if (how_many(have_key) >= limits_.max_strangers)
       drop_one(have_key, "too many others came after it");
@@ -131,13 +131,13 @@ void door_guests::let_in(std::uint16_t port, owned_fd fd) {
       strangers_.end(), {port, std::move(from), address_bytes(peer), network_of(peer), greeting});
   count();
   greeting->begin(door_loop::clock::now() + limits_.patience,
-                  [this, who, admitted = at->second.admitted](result<door_guest> how) {
+                  [this, who, admitted = at->second.admitted](result<proven_connection> how) {
                     on_end(who, *admitted, std::move(how));
                   });
 }
 
-void door_guests::on_end(strangers::iterator who, const admit_call& admitted,
-                         result<door_guest> how) {
+void door_listener::on_end(strangers::iterator who, const admit_call& admitted,
+                           result<proven_connection> how) {
   const auto from = std::move(who->from);
   if (!how && is_fault_of_peer(how.error().code))
     offenders_.add(who->network, door_loop::clock::now());
@@ -152,12 +152,12 @@ void door_guests::on_end(strangers::iterator who, const admit_call& admitted,
   }
 }
 
-std::uint32_t door_guests::how_many(bool have_key) const {
+std::uint32_t door_listener::how_many(bool have_key) const {
   return static_cast<std::uint32_t>(std::ranges::count_if(
       strangers_, [&](const auto& one) { return one.greeting->has_key() == have_key; }));
 }
 
-void door_guests::drop_one(bool has_key, const char* why) {
+void door_listener::drop_one(bool has_key, const char* why) {
   while (true) {
     const auto who = choose(has_key);
     if (who == strangers_.end()) return;
@@ -177,7 +177,7 @@ void door_guests::drop_one(bool has_key, const char* why) {
   }
 }
 
-door_guests::strangers::iterator door_guests::choose(bool has_key) {
+door_listener::strangers::iterator door_listener::choose(bool has_key) {
   std::vector<strangers::iterator> who;
   std::vector<door_seat> seats;
   for (auto it = strangers_.begin(); it != strangers_.end(); ++it) {
@@ -190,7 +190,7 @@ door_guests::strangers::iterator door_guests::choose(bool has_key) {
   return who[choose_who_goes(seats, offenders_, door_loop::clock::now())];
 }
 
-void door_guests::count() {
+void door_listener::count() {
   tell_.strangers(static_cast<std::uint32_t>(strangers_.size()));
 }
 

@@ -1,6 +1,6 @@
 // The conclusions drawn from a peer's silence, moment by moment, and the frames that ask the peer.
 
-#include "troupe/actors/link/link_pulse.hpp"
+#include "troupe/actors/link/peer_liveness.hpp"
 
 #include <vector>
 
@@ -13,15 +13,15 @@ namespace troupe::actors {
 namespace {
 
 using namespace std::chrono_literals;
-using advice = link_pulse::advice;
+using advice = peer_liveness::advice;
 
 class pulse : public ::testing::Test {
  protected:
-  static constexpr link_pulse::time_point start{std::chrono::hours{1}};
+  static constexpr peer_liveness::time_point start{std::chrono::hours{1}};
 
   pulse() { watched.begin(start); }
   /// The advice of every look up to `end`, one look per period.
-  std::vector<advice> look_until(link_pulse::time_point end) {
+  std::vector<advice> look_until(peer_liveness::time_point end) {
     std::vector<advice> said;
     while (at + watched.period() <= end) {
       at += watched.period();
@@ -30,8 +30,8 @@ class pulse : public ::testing::Test {
     return said;
   }
 
-  link_pulse watched{1000ms};
-  link_pulse::time_point at{start};
+  peer_liveness watched{1000ms};
+  peer_liveness::time_point at{start};
 };
 
 TEST_F(pulse, of_a_peer_that_says_nothing_is_asked_for_each_quarter_then_otherwise_then_lost) {
@@ -43,7 +43,7 @@ TEST_F(pulse, of_a_peer_that_says_nothing_is_asked_for_each_quarter_then_otherwi
 
 TEST_F(pulse, of_a_frozen_peer_ends_within_the_patience_wherever_between_two_looks_it_froze) {
   for (auto froze = 0ms; froze <= 100ms; froze += 10ms) {
-    watched = link_pulse{1000ms};
+    watched = peer_liveness{1000ms};
     at = start;
     watched.begin(start);
     EXPECT_EQ(watched.look(at += 100ms), advice::nothing);
