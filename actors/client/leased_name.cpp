@@ -91,7 +91,7 @@ class claimant {
       supervisor_ = *found;
     }
     auto granted = ask<name_lease>(host_.system(), supervisor_, "the supervisor", patience,
-                                   claim_atom_v, claim);
+                                   lease_name_atom_v, claim);
     if (!granted) {
       supervisor_ = nullptr;  // another supervisor may answer next time
       return granted;

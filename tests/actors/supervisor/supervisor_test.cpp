@@ -202,7 +202,8 @@ TEST_F(cluster, whoever_asks_for_a_name_is_counted_whatever_the_answer_is) {
   claim.host = "127.0.0.1";
   for (const auto* stage : {"decode", "no-such"}) {
     claim.stage = stage;
-    EXPECT_NE(ask<name_lease>(claim_atom_v, claim).failed, 0) << "it knows nothing of the cluster";
+    EXPECT_NE(ask<name_lease>(lease_name_atom_v, claim).failed, 0)
+        << "it knows nothing of the cluster";
   }
   EXPECT_EQ(asked->load(), 2u);
 }
