@@ -56,7 +56,8 @@ struct engine_options {
 };
 
 /// One node, embedded into the process of an inference engine: the programmatic actor API. Every
-/// function is thread-safe, returns at once and never throws; longer work ends with an event.
+/// function is thread-safe and never throws. All return at once, but for `wait`, `wait_registered`
+/// and `stop`; longer work ends with an event.
 /// Errors that need no network are returned directly, and no event follows.
 ///
 /// Every operation that began has exactly one outcome, which is never dropped. Events are bounded

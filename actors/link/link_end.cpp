@@ -22,7 +22,7 @@ constexpr auto last_words = std::chrono::milliseconds{300};
 constexpr std::uint32_t empty_looks = 3;
 constexpr std::uint32_t most_looks = 100;
 constexpr auto look_pause = std::chrono::milliseconds{20};
-constexpr std::size_t frames_per_look = 4096;
+constexpr std::size_t polls_per_look = 4096;
 
 }  // namespace
 
@@ -106,7 +106,7 @@ void peer_link::on_read_last_frames(read_last_frames order) {
   }
   // The frames that are read here reach the mailbox before the next look.
   const auto before = link_->stats();
-  read_out(frames_per_look);
+  read_out(polls_per_look);
   const auto after = link_->stats();
   const bool found = after.frames_in != before.frames_in || after.bytes_in != before.bytes_in;
   ++order.looks;

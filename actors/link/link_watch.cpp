@@ -16,7 +16,7 @@ namespace troupe::actors::links {
 namespace {
 
 /// The bound of `read_out` when the watch itself reads the link.
-constexpr std::size_t frames_per_watch = 256;
+constexpr std::size_t polls_per_watch = 256;
 
 }  // namespace
 
@@ -111,7 +111,7 @@ void peer_link::judge_peer() {
       return;
     case peer_liveness::advice::peer_is_silent:
       // What the peer sent may still be unread.
-      if (is_up() && context_->polled) read_out(frames_per_watch);
+      if (is_up() && context_->polled) read_out(polls_per_watch);
       if (is_up() && moved()) {
         pulse_.sign(now());
         return;
@@ -129,10 +129,10 @@ void peer_link::introduce() const {
 /// A scheduler thread that makes progress would adopt an execution unit (`engine`) for good, and
 /// the actors that it makes runnable later would wait there for its next progress. The scopes limit
 /// the adoption to this call.
-void peer_link::read_out(std::size_t frames) {
+void peer_link::read_out(std::size_t polls) {
   {
     const inline_executor::scope meanwhile{reader_};
-    for (std::size_t rounds = 0; rounds < frames && link_->poll(); ++rounds) {
+    for (std::size_t rounds = 0; rounds < polls && link_->poll(); ++rounds) {
     }
   }
   const inline_executor::scope hands_over{reader_};  // hands over the jobs from before the adoption
@@ -157,7 +157,7 @@ void peer_link::on_check_peer_alive() {
   if (is_up()) {
     // Our own threads may not have read what has arrived. An engine that polls reads it itself.
     const bool doubtful = pulse_.silence(now()) >= context_->settings.peer_silence / 2;
-    if (doubtful && !context_->polled) read_out(frames_per_watch);
+    if (doubtful && !context_->polled) read_out(polls_per_watch);
     if (moved()) pulse_.sign(now());
   }
   judge_peer();

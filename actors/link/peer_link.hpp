@@ -255,7 +255,7 @@ class peer_link {
   void ask_over_link();
   void ask_process();
   /// Reads what has arrived over the link, in at most `frames` polls.
-  void read_out(std::size_t frames);
+  void read_out(std::size_t polls);
   /// Notes a sign of life of the peer's process that came by another way than the link.
   void on_process_answered();
   [[nodiscard]] bool moved();

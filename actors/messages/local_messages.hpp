@@ -30,7 +30,7 @@ namespace troupe::actors {
 
 // -- to the actor of one transfer
 
-/// link -> session: the requested fence holds.
+/// link -> session, or engine_port where the link's actor has ended: the requested fence holds.
 struct transfer_fenced {};
 /// link, engine_port -> session: the link is gone, or the peer is lost.
 struct link_is_lost {

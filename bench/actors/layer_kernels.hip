@@ -21,11 +21,11 @@ namespace {
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 constexpr int threads = 256;
-/// A kernel fills the threads of each processor so many times over: who comes while it runs gets a
-/// place when a block ends.
+/// A kernel fills the threads of each processor so many times over: another kernel gets a place when
+/// a block ends.
 constexpr u32 at_once = 8;
 constexpr u32 waves = 8;
-/// What a run is written in, so that blocks of all waves have something to write.
+/// A run is written in so many parts, so that the blocks of all waves have something to write.
 constexpr u32 parts_of_run = 8;
 
 void must(hipError_t error, const char* doing) {

@@ -61,7 +61,8 @@ void call_inbox::put(call incoming) {
   }
   tell_overdue(std::move(overdue));
   if (takes || closed) return;  // a closed inbox drops it unanswered: `aborted`
-  incoming.reply(fail(errc::overloaded, "the engine has 4096 calls that it has not answered"));
+  incoming.reply(fail(errc::overloaded, "the engine has " + std::to_string(max_open) +
+                                            " calls that it has not answered"));
 }
 
 std::vector<waiting_call> call_inbox::take(std::size_t max) {
