@@ -227,7 +227,7 @@ TEST_P(secured, a_process_that_is_started_for_a_stage_claims_its_name_with_them)
   ASSERT_EQ(drained.code, 0) << drained.out << drained.err;
   ASSERT_TRUE(vanishes(victim.pid));
   command node{{"node", file_, "--stage", "decode"}};
-  EXPECT_TRUE(node.says("node: is decode-1")) << node.err();
+  EXPECT_TRUE(node.says("the supervisor assigned the name decode-1\n")) << node.err();
   EXPECT_TRUE(node.says(registered)) << node.err();
   EXPECT_EQ(run_until_good({"status", file_}).code, 0);
 }

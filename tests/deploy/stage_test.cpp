@@ -57,11 +57,11 @@ class stage : public ::testing::Test {
   /// Waits until the process is registered. Returns its name.
   static std::string name_of(command& process) {
     EXPECT_TRUE(process.says(registered)) << process.err();
-    const std::string before = "node: is ";
+    const std::string before = "the supervisor assigned the name ";
     const auto at = process.err().find(before);
     if (at == std::string::npos) return "none";
     const auto begin = at + before.size();
-    return process.err().substr(begin, process.err().find(',', begin) - begin);
+    return process.err().substr(begin, process.err().find('\n', begin) - begin);
   }
   [[nodiscard]] nlohmann::json shown(const std::string& name) const {
     const auto all = nlohmann::json::parse(run({"status", file->path(), "--json"}).out);

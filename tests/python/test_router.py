@@ -84,7 +84,7 @@ def test_a_file_says_everything_and_the_command_line_goes_before_it() -> None:
         ({"engines": [{"url": "http://a/v1", "role": "both"}]}, "without a path"),
         ({"engines": [{"url": "http://a:99999", "role": "both"}]}, "its port is not a number from 0 to 65535"),
         ({"engines": [{"url": "http://me:secret@a", "role": "both"}]}, "names a user"),
-        ({"engines": [{"url": "http://a", "role": "boss"}]}, "there are prefill, decode, both, plain"),
+        ({"engines": [{"url": "http://a", "role": "boss"}]}, "give one of prefill, decode, both, plain"),
         ({"engines": [{"url": "http://a", "role": "both", "says_tokens": 1}]}, "give true or false"),
         ({"cluster": {"supervisor": "a:1", "deployment": "f"}}, "give one of them"),
     ],
