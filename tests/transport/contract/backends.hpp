@@ -83,7 +83,7 @@ inline std::vector<variant> all_variants() {
                            {shm, 1, 1, both}, {shm, 1, 0, a}, {shm, 1, 1, b}, {xgmi, 1, 1, both},
                            {xgmi, 1, 0, both}};
 #if defined(__SANITIZE_THREAD__)
-  // A polled link would run on the test's only thread; more lanes have the threads of one.
+  // A polled link would run on the test's only thread. One lane has no threads that several do not have.
   std::erase_if(all, [](const variant& v) { return v.workers == 0; });
   std::erase(all, variant{tcp, 1, 1});
 #elif defined(__SANITIZE_ADDRESS__)
