@@ -68,7 +68,7 @@ class Pages(unittest.TestCase):
         self.assertEqual(blocks_of([2**31 - 1], 1), array.array("I", [2**31 - 1]))
 
     def test_a_page_that_is_none_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "page -1 is none"):
+        with self.assertRaisesRegex(ValueError, "there is no page -1"):
             blocks_of([4, -1], 2)
 
     def test_placeholders_are_distinct_and_not_in_use(self):
@@ -236,7 +236,7 @@ class StateCaches(unittest.TestCase):
 
     def test_slots_that_contradict_themselves_are_refused(self):
         for more, said in (({"state_dim_per_tensor": [7, 6, 0]}, "state buffer 0: slots of 48 bytes are not 3 rows of 7"),
-                           ({"state_conv_shard_groups": [[5, 3, 8], None, None]}, r"groups of \[5, 3, 8\] elements for 2 ranks")):
+                           ({"state_conv_shard_groups": [[5, 3, 8], None, None]}, r"groups of \[5, 3, 8\] elements do not divide into 2 ranks")):
             with self.assertRaisesRegex(ValueError, said):
                 caches_of(self.mamba(**more), self.GEOMETRY)
         with self.assertRaisesRegex(ValueError, "'mamba' has no memory"):
