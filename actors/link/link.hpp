@@ -9,12 +9,12 @@
 namespace troupe::actors {
 
 namespace links {
-class peer_link;
+class link_actor_state;
 }
 
-/// The state of a link actor; `links::peer_link` does all the work.
+/// The state of a link actor, which serves a `links::peer_link`.
 struct link_slot {
-  std::unique_ptr<links::peer_link> link;
+  std::unique_ptr<links::link_actor_state> link;
 
   static inline const char* name = "link";
 

@@ -6,17 +6,12 @@
 #include <string>
 #include <utility>
 
-#include <caf/actor_system.hpp>
-#include <caf/sec.hpp>
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/base/message_fields.hpp"
 #include "troupe/actors/link/backend_reports.hpp"
 #include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
-#include "troupe/actors/runtime/network.hpp"
-#include "troupe/actors/runtime/system.hpp"
 
 namespace troupe::actors::links {
 
@@ -69,7 +64,7 @@ bool worth_another_backend(errc code) {
 std::chrono::milliseconds peer_link::pause_before_next() const {
   const std::chrono::milliseconds pause = first_pause * (1u << std::min(attempts_, 6u));
   if (!broke_) return pause;
-  const auto rest = attempt_began_ + context_->settings.connect_timeout - now();
+  const auto rest = attempt_began_ + context_->settings.connect_timeout - around_.now();
   return std::max(pause, std::chrono::duration_cast<std::chrono::milliseconds>(rest));
 }
 
@@ -136,16 +131,15 @@ troupe::error peer_link::none_joins() const {
                                       (automatic ? left_out() : "")};
 }
 
-troupe::error peer_link::no_answer(const caf::error& err) const {
+troupe::error peer_link::unanswered(const no_answer& none) const {
   return {errc::peer_unreachable,
-          peer_.name + " did not answer the link request (" + self_->system().render(err) + ")"};
+          peer_.name + " did not answer the link request (" + none.why + ")"};
 }
 
 /// Gives the other end up. The next request goes to the peer's node, which makes another end.
 void peer_link::part_from_other_end(const std::string& why) {
-  self_->demonitor(other_end_.address());
-  self_->send(other_end_, link_notice{link_fate::ended, why});
-  other_end_ = nullptr;
+  around_.notify(other_end_, {link_fate::ended, why});
+  around_.stop_monitoring(std::exchange(other_end_, {}));
 }
 
 /// Tells the acceptor of a failed attempt not to wait until its time is over; the next attempt gets
@@ -203,48 +197,43 @@ link_request peer_link::request_of_attempt() const {
 }
 
 void peer_link::ask_node() {
-  const auto is_over = over_with();
-  self_->request(peer_node_, context_->settings.connect_timeout, request_of_attempt())
-      .then(
-          [this, is_over](const link_reply& reply) {
-            if (is_over()) return;
-            if (reply.failed == 0) meet(self_->current_sender());
-            got_reply(reply);
-          },
-          [this, is_over](const caf::error& err) {
-            if (!is_over()) end_link(no_answer(err));
-          });
+  around_.ask_node(request_of_attempt(), [this, is_over = over_with()](const link_answer& answer) {
+    if (is_over()) return;
+    if (const auto* none = std::get_if<no_answer>(&answer)) {
+      end_link(unanswered(*none));
+      return;
+    }
+    const auto& reply = std::get<link_reply>(answer);
+    if (reply.failed == 0) meet(around_.sender());
+    got_reply(reply);
+  });
 }
 
 /// Asks the actor of the peer's end, not the node, so that both sides' sessions keep their link.
 void peer_link::ask_other_end() {
-  const auto is_over = [this, over = over_with(), end = other_end_.address()] {
-    return over() || other_end_.address() != end;
+  const auto got = [this, over = over_with(), end = other_end_](const link_answer& answer) {
+    if (over() || other_end_ != end) return;
+    const bool may_have_another = !broke_ && !leaving_;
+    if (const auto* none = std::get_if<no_answer>(&answer)) {
+      if (!none->late && may_have_another) {
+        ask_node_instead();
+      } else if (none->late && may_have_another && std::exchange(unanswered_, true)) {
+        end_link(unanswered(*none));  // as if the node did not answer
+      } else {
+        backend_failed(unanswered(*none));
+      }
+      return;
+    }
+    const auto& reply = std::get<link_reply>(answer);
+    unanswered_ = false;
+    const bool ends = reply.failed == static_cast<std::uint8_t>(errc::peer_lost);
+    if (ends && may_have_another) {
+      ask_node_instead();
+    } else {
+      got_reply(reply);
+    }
   };
-  const auto may_have_another = [this] { return !broke_ && !leaving_; };
-  self_->request(other_end_, context_->settings.connect_timeout, request_of_attempt())
-      .then(
-          [this, is_over, may_have_another](const link_reply& reply) {
-            if (is_over()) return;
-            unanswered_ = false;
-            const bool ends = reply.failed == static_cast<std::uint8_t>(errc::peer_lost);
-            if (ends && may_have_another()) {
-              ask_node_instead();
-            } else {
-              got_reply(reply);
-            }
-          },
-          [this, is_over, may_have_another](const caf::error& err) {
-            if (is_over()) return;
-            const bool late = err == caf::sec::request_timeout;
-            if (!late && may_have_another()) {
-              ask_node_instead();
-            } else if (late && may_have_another() && std::exchange(unanswered_, true)) {
-              end_link(no_answer(err));  // as if the node did not answer
-            } else {
-              backend_failed(no_answer(err));
-            }
-          });
+  around_.ask_end(other_end_, request_of_attempt(), got);
 }
 
 void peer_link::try_next_backend() {
@@ -259,7 +248,7 @@ void peer_link::try_next_backend() {
   }
   choice_ = {*kind, reason_for(*kind)};
   chose_ = true;
-  attempt_began_ = now();
+  attempt_began_ = around_.now();
   if (broke_) ++tries_;
   if (const auto why = why_unusable(*kind)) {
     backend_failed(*why);
@@ -279,10 +268,6 @@ void peer_link::try_next_backend() {
 void peer_link::ask_node_instead() {
   part_from_other_end("it ends already");
   ask_node();
-}
-
-time_point now() {
-  return std::chrono::steady_clock::now();
 }
 
 void peer_link::backend_failed(const troupe::error& why) {
@@ -314,7 +299,7 @@ void peer_link::backend_failed(const troupe::error& why) {
   if (again) {
     const auto pause = pause_before_next();
     ++attempts_;
-    self_->delayed_send(self_, pause, link_command{dial_again{}});
+    around_.later(pause, {dial_again{}});
     return;
   }
   failed_.push_back({choice_.kind, why_ended_});
@@ -322,30 +307,22 @@ void peer_link::backend_failed(const troupe::error& why) {
   try_next_backend();
 }
 
-void peer_link::dial() {
-  reach<node_actor>(self_, peer_.host, peer_.port, context_->settings.connect_timeout)
-      .then(
-          [this](const reached& answer) {
-            if (phase_ == phase::ending) return;
-            if (answer.failed) {
-              end_link(unreachable(peer_, *answer.failed));
-              return;
-            }
-            peer_node_ = caf::actor_cast<node_actor>(answer.actor);
-            self_->monitor(peer_node_);
-            try_next_backend();
-          },
-          [this](const caf::error& err) {
-            end_link(unreachable(peer_, {errc::peer_unreachable, self_->system().render(err)}));
-          });
+void peer_link::on_node_reached(const std::optional<troupe::error>& failed) {
+  if (phase_ == phase::ending) return;
+  if (failed) {
+    end_link(unreachable(peer_, *failed));
+    return;
+  }
+  reached_node_ = true;
+  try_next_backend();
 }
 
 void peer_link::on_dial_again() {
   if (phase_ != phase::dialling || link_ || leaving_) return;
-  if (peer_node_) {
+  if (reached_node_) {
     try_next_backend();
   } else {
-    dial();
+    around_.reach_node();
   }
 }
 

@@ -7,7 +7,6 @@
 
 #include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::links {
 
@@ -27,15 +26,15 @@ constexpr std::size_t polls_per_look = 4096;
 }  // namespace
 
 void peer_link::report_gone(troupe::error why) {
-  tell(port_,
-       port_event{link_gone{peer_.name, peer_.incarnation, self_->id(), asked_, std::move(why)}});
+  around_.tell_port(
+      {link_gone{peer_.name, peer_.incarnation, around_.id(), asked_, std::move(why)}});
 }
 
 void peer_link::finish_if_idle() {
   if (phase_ != phase::ending || !sessions_.empty()) return;
   if (link_) link_->close();
   link_.reset();
-  self_->quit();
+  around_.finish();
 }
 
 void peer_link::end_link(troupe::error why) {
@@ -51,9 +50,9 @@ void peer_link::end_link(troupe::error why) {
   for_posting_.clear();
   if (link_) link_->close();
   // The transport may no longer be able to tell the peer.
-  if (other_end_ && !leaving_) self_->send(other_end_, link_notice{link_fate::ended, why.message});
+  if (other_end_ && !leaving_) around_.notify(other_end_, {link_fate::ended, why.message});
   for (const auto& [transfer, session] : sessions_) {
-    tell(session, session_event{link_is_lost{why}});
+    around_.tell_session(transfer, session, {link_is_lost{why}});
   }
   report_gone(std::move(why));
   finish_if_idle();
@@ -73,9 +72,8 @@ void peer_link::on_leave_link(leave_link order) {
   }
   leaving_ = std::move(order.why);
   const auto patience = std::min(context_->settings.peer_silence, goodbye_patience);
-  const auto end = [this] { end_link(*leaving_); };
-  self_->request(other_end_, patience, link_notice{link_fate::node_stops, leaving_->message})
-      .then([end] { end(); }, [end](const caf::error&) { end(); });
+  around_.notify_and_wait(other_end_, {link_fate::node_stops, leaving_->message}, patience,
+                          [this] { end_link(*leaving_); });
 }
 
 /// The peer's last messages, above all a release, may still be on their way through the link; the
@@ -89,13 +87,13 @@ void peer_link::on_peer_left(peer_left order) {
   // The peer's node may have left before its link actor hears of it, and that actor would take our
   // link, closed now, for broken. Wait until it answers our goodbye or ends, or our patience ends.
   if (leaving_) return;
-  tell(port_, port_event{link_draining{peer_.name, peer_.incarnation, self_->id()}});
+  around_.tell_port({link_draining{peer_.name, peer_.incarnation, around_.id()}});
   if (phase_ != phase::up) {
     end_link(std::move(order.why));
     return;
   }
   peer_leaves_ = order.why;
-  self_->delayed_send(self_, last_words, link_command{read_last_frames{std::move(order.why)}});
+  around_.later(last_words, {read_last_frames{std::move(order.why)}});
 }
 
 void peer_link::on_read_last_frames(read_last_frames order) {
@@ -106,12 +104,12 @@ void peer_link::on_read_last_frames(read_last_frames order) {
   }
   // The frames that are read here reach the mailbox before the next look.
   const auto before = link_->stats();
-  read_out(polls_per_look);
+  around_.read(*link_, polls_per_look);
   const auto after = link_->stats();
   const bool found = after.frames_in != before.frames_in || after.bytes_in != before.bytes_in;
   ++order.looks;
   order.found_nothing = found ? 0 : order.found_nothing + 1;
-  self_->delayed_send(self_, look_pause, link_command{std::move(order)});
+  around_.later(look_pause, {std::move(order)});
 }
 
 }  // namespace troupe::actors::links

@@ -71,8 +71,7 @@ link_reply peer_link::refuse(troupe::error why) {
 std::optional<link_reply> peer_link::prepare_again(const link_request& request) {
   link_reply no;
   no.failed = static_cast<std::uint8_t>(errc::peer_lost);
-  if (self_->current_sender() != caf::actor_cast<caf::strong_actor_ptr>(other_end_) ||
-      request.from.incarnation != peer_.incarnation ||
+  if (around_.sender() != other_end_ || request.from.incarnation != peer_.incarnation ||
       request.to_incarnation != context_->self.incarnation) {
     no.failed = static_cast<std::uint8_t>(errc::unauthorized);
     no.sentence = "this link belongs to another peer";
@@ -156,7 +155,7 @@ link_reply peer_link::accept(const link_request& request) {
   if (other_end_) {
     if (auto no = prepare_again(request)) return *no;
   } else {
-    meet(self_->current_sender());
+    meet(around_.sender());
   }
   const auto kind = transport::backend_kind_from(request.backend);
   if (!kind) {

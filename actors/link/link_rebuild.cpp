@@ -7,7 +7,6 @@
 
 #include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::links {
 
@@ -43,11 +42,11 @@ troupe::error peer_link::cause_of(const std::string& said) const {
   return {errc::link_broken, peer_.name + " says that it broke: " + said};
 }
 
-void peer_link::meet(const caf::strong_actor_ptr& other) {
+void peer_link::meet(far_end other) {
   if (!other) return;
-  other_end_ = caf::actor_cast<link_actor>(other);
+  other_end_ = other;
   may_be_up_there_ = unanswered_ = false;
-  self_->monitor(other_end_);
+  around_.monitor(other_end_);
 }
 
 void peer_link::drop_transport() {
@@ -68,7 +67,7 @@ void peer_link::drop_transport() {
     if (asked == fencing_.end() || asked->second.erase(generation) == 0) continue;
     if (!asked->second.empty()) continue;
     fencing_.erase(asked);
-    tell(session, session_event{transfer_fenced{}});
+    around_.tell_session(transfer, session, {transfer_fenced{}});
   }
   if (!former.pending.empty()) former_.push_back(std::move(former));
 }
@@ -90,26 +89,26 @@ void peer_link::break_link(const troupe::error& why) {
   last_break_ = to_string(why);
   count_.broke();
   drop_transport();
-  pulse_.begin(now());
+  pulse_.begin(around_.now());
   watch();
   if (!is_dialler()) {
     tries_ = 0;
-    self_->send(other_end_, link_notice{link_fate::broke, last_break_});
+    around_.notify(other_end_, {link_fate::broke, last_break_});
     wait_for_dialler();
     return;
   }
-  if (now() - up_since_ > settled) attempts_ = tries_ = 0;
+  if (around_.now() - up_since_ > settled) attempts_ = tries_ = 0;
   if (++attempts_ > context_->settings.max_reconnects) {
     attempts_ = context_->settings.max_reconnects;
     backend_failed({errc::link_broken, to_string(why)});
     return;
   }
-  self_->delayed_send(self_, first_rebuild_pause, link_command{dial_again{}});
+  around_.later(first_rebuild_pause, {dial_again{}});
 }
 
 void peer_link::wait_for_dialler() {
   const auto patience = 2 * context_->settings.connect_timeout + spare_time;
-  self_->delayed_send(self_, patience, link_command{look_for_dialler{++alarm_}});
+  around_.later(patience, {look_for_dialler{++alarm_}});
 }
 
 void peer_link::on_look_for_dialler(const look_for_dialler& order) {
@@ -148,7 +147,7 @@ link_is_back peer_link::is_back() const {
 void peer_link::resume_sessions() {
   for (const auto& word : words_) (void)link_->send_frame(word.frame);
   for (const auto& [transfer, session] : sessions_) {
-    tell(session, session_event{is_back()});
+    around_.tell_session(transfer, session, {is_back()});
   }
 }
 
@@ -167,15 +166,12 @@ void peer_link::other_end_ended(std::string why, bool is_gone) {
   const bool was_asked = phase_ == phase::dialling && link_;
   if (was_asked && is_gone) ask_node_instead();
   if (was_asked) return;  // an acceptor not yet gone may still answer; a refusal tells more
-  other_end_ = nullptr;
+  around_.stop_monitoring(std::exchange(other_end_, {}));
   if (phase_ == phase::connecting) backend_failed({errc::link_broken, std::move(why)});
 }
 
 void peer_link::hear(const link_notice& notice) {
-  if (self_->current_sender() == nullptr || !other_end_ ||
-      self_->current_sender() != caf::actor_cast<caf::strong_actor_ptr>(other_end_)) {
-    return;
-  }
+  if (!other_end_ || around_.sender() != other_end_) return;
   on_process_answered();
   const auto ended = peer_.name + " ended the link: " + notice.why;
   switch (notice.fate) {

@@ -6,7 +6,6 @@
 
 #include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
 
 // A link, or the device below it, has room for a limited number of grants. Messages that need more
 // wait in order of arrival until other grants have ended, or their sessions' deadlines have come.
@@ -48,7 +47,7 @@ result<void> peer_link::give_grants(words_with_grants& words) {
 
 void peer_link::wait_for_room() {
   if (std::exchange(looks_for_room_, true)) return;
-  self_->delayed_send(self_, look_again, link_command{look_for_room{}});
+  around_.later(look_again, {look_for_room{}});
 }
 
 void peer_link::say_with_grants(say order) {

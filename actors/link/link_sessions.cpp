@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "troupe/actors/link/peer_link.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::links {
 
@@ -28,7 +27,7 @@ bool peer_link::is_over(std::uint64_t epoch) const {
 
 void peer_link::to_session(transfer_id transfer, session_event event) {
   if (const auto found = sessions_.find(transfer); found != sessions_.end()) {
-    tell(found->second, std::move(event));
+    around_.tell_session(transfer, found->second, std::move(event));
   }
 }
 
@@ -57,7 +56,7 @@ void peer_link::on_say(say order) {
     if (up) sent = order.may_be_delayed ? link_->send_soon(*frame) : link_->send_frame(*frame);
     // A last word must arrive, and its session may be gone by now and cannot repeat it.
     if (last && !sent && sent.error().code == errc::overloaded) {
-      self_->delayed_send(self_, room_for_last_words, link_command{std::move(order)});
+      around_.later(room_for_last_words, {std::move(order)});
       return;
     }
     if (last) remember(transfer, std::move(*frame));
@@ -142,12 +141,14 @@ void peer_link::on_attach_session(attach_session order) {
   switch (phase_) {
     case phase::up:
       if (is_over(order.epoch)) {
-        tell(order.session, session_event{is_back()});
+        around_.tell_session(order.transfer, order.session, {is_back()});
       }
       break;
     case phase::dialling:
     case phase::connecting: break;  // the session is told when the link is up again
-    case phase::ending: tell(order.session, session_event{link_is_lost{not_up()}}); break;
+    case phase::ending:
+      around_.tell_session(order.transfer, order.session, {link_is_lost{not_up()}});
+      break;
   }
   sessions_.emplace(order.transfer, std::move(order.session));
   watch();

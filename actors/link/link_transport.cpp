@@ -1,4 +1,5 @@
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -7,7 +8,6 @@
 #include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/keep_alive.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::links {
 
@@ -23,9 +23,12 @@ class transport_sink final : public transport::link_sink {
     bool acknowledged{false};
     bool polls{false};  ///< this process answers while its engine polls
   };
-  transport_sink(link_actor target, std::uint64_t generation, settings with,
+  transport_sink(std::function<void(link_event)> reporter, std::uint64_t generation, settings with,
                  std::shared_ptr<signs_of_life> ear)
-      : target_{std::move(target)}, generation_{generation}, with_{with}, ear_{std::move(ear)} {}
+      : reporter_{std::move(reporter)},
+        generation_{generation},
+        with_{with},
+        ear_{std::move(ear)} {}
 
   /// Sets the link that answers go over. Called before the link connects.
   void bind(const std::shared_ptr<transport::link>& link) { link_ = link; }
@@ -54,7 +57,7 @@ class transport_sink final : public transport::link_sink {
  private:
   template <class What>
   void report(What&& what) {
-    tell(target_, link_event{generation_, std::forward<What>(what)});
+    reporter_(link_event{generation_, std::forward<What>(what)});
   }
   void hear_question(std::span<const std::byte> frame) {
     const auto heard = decode_keep_alive(frame);
@@ -69,7 +72,7 @@ class transport_sink final : public transport::link_sink {
     if (link) (void)link->send_frame(encode(keep_alive{keep_alive::word::answer, with_.polls}));
   }
 
-  link_actor target_;
+  std::function<void(link_event)> reporter_;
   std::uint64_t generation_;
   settings with_;
   std::shared_ptr<signs_of_life> ear_;
@@ -90,9 +93,8 @@ bool is_request(const session_message& message) {
 }  // namespace
 
 link_handle peer_link::handle() const {
-  return {peer_.name,   incarnation{peer_.incarnation},
-          peer_layout_, caf::actor_cast<link_actor>(self_),
-          generation_,  std::string{to_string(choice_.kind)}};
+  return {peer_.name,  incarnation{peer_.incarnation},      peer_layout_, around_.this_end(),
+          generation_, std::string{to_string(choice_.kind)}};
 }
 
 result<void> peer_link::open_transport() {
@@ -108,8 +110,7 @@ result<void> peer_link::open_transport() {
   // Completions of the other backends say only what our own processor or our own NIC has done.
   with.acknowledged = choice_.kind == transport::backend_kind::tcp;
   with.polls = context_->polled;
-  const auto sink =
-      std::make_shared<transport_sink>(caf::actor_cast<link_actor>(self_), generation_, with, ear_);
+  const auto sink = std::make_shared<transport_sink>(around_.reporter(), generation_, with, ear_);
   auto opened = context_->endpoint->open(choice_.kind, options, sink);
   if (!opened) return fail(opened.error());
   link_ = std::move(*opened);
@@ -126,17 +127,17 @@ bool means_broken(const troupe::error& why) {
 void peer_link::on_link_came_up() {
   if (phase_ != phase::connecting) return;
   phase_ = phase::up;
-  up_since_ = now();
+  up_since_ = around_.now();
   count_.is_up();
   const bool again = broke_.has_value();
   if (again) ++rebuilds_;
   broke_.reset();
   logger("link")->info("link to {} ({:016x}) is up {}over {}: {}", peer_.name, peer_.incarnation,
                        again ? "again " : "", transport::to_string(choice_.kind), choice_.reason);
-  tell(port_, port_event{link_ready{handle()}});
+  around_.tell_port({link_ready{handle()}});
   if (again) resume_sessions();
   introduce();
-  pulse_.begin(now());
+  pulse_.begin(around_.now());
   watch();
 }
 
@@ -147,9 +148,9 @@ void peer_link::on_session_message(session_message message) {
   // The peer repeats a request that has ended here: its last word was lost with the former link.
   if (rebuilds_ > 0 && is_request(message) && resend_final_messages(route)) return;
   if (const auto found = sessions_.find(route); found != sessions_.end()) {
-    tell(found->second, session_event{std::move(message)});
+    around_.tell_session(route, found->second, {std::move(message)});
   } else {
-    tell(port_, port_event{unrouted_message{handle(), std::move(message)}});
+    around_.tell_port({unrouted_message{handle(), std::move(message)}});
   }
 }
 

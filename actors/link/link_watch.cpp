@@ -9,13 +9,12 @@
 #include "troupe/actors/link/peer_link.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/keep_alive.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::links {
 
 namespace {
 
-/// The bound of `read_out` when the watch itself reads the link.
+/// How many polls read the link when the watch itself reads it.
 constexpr std::size_t polls_per_watch = 256;
 
 }  // namespace
@@ -73,12 +72,11 @@ void peer_link::ask_over_link() {
 /// the link.
 void peer_link::ask_process() {
   if (!other_end_) return;
-  self_->request(other_end_, context_->settings.peer_silence, report_atom::value)
-      .then([this](const link_report&) { on_process_answered(); }, [](const caf::error&) {});
+  around_.ask_whether_alive(other_end_, [this] { on_process_answered(); });
 }
 
 std::string peer_link::silent_for() const {
-  return "silent for " + std::to_string(pulse_.silence(now()).count()) + " ms";
+  return "silent for " + std::to_string(pulse_.silence(around_.now()).count()) + " ms";
 }
 
 void peer_link::lose_peer() {
@@ -91,7 +89,7 @@ void peer_link::lose_peer() {
 }
 
 void peer_link::judge_peer() {
-  switch (pulse_.look(now())) {
+  switch (pulse_.look(around_.now())) {
     case peer_liveness::advice::nothing: return;
     case peer_liveness::advice::ask:
       ask_over_link();
@@ -104,16 +102,16 @@ void peer_link::judge_peer() {
     case peer_liveness::advice::link_is_silent:
       // An engine that polls may compute for longer, and its link is read only afterwards.
       if (!is_up() || context_->polled || ear_->peer_polls.load(std::memory_order_relaxed)) {
-        pulse_.sign(now());
+        pulse_.sign(around_.now());
         return;
       }
       break_link({errc::link_broken, peer_.name + " was " + silent_for()});
       return;
     case peer_liveness::advice::peer_is_silent:
       // What the peer sent may still be unread.
-      if (is_up() && context_->polled) read_out(polls_per_watch);
+      if (is_up() && context_->polled) around_.read(*link_, polls_per_watch);
       if (is_up() && moved()) {
-        pulse_.sign(now());
+        pulse_.sign(around_.now());
         return;
       }
       lose_peer();
@@ -126,29 +124,17 @@ void peer_link::introduce() const {
   (void)link_->send_frame(encode(keep_alive{keep_alive::word::answer, true}));
 }
 
-/// A scheduler thread that makes progress would adopt an execution unit (`engine`) for good, and
-/// the actors that it makes runnable later would wait there for its next progress. The scopes limit
-/// the adoption to this call.
-void peer_link::read_out(std::size_t polls) {
-  {
-    const inline_executor::scope meanwhile{reader_};
-    for (std::size_t rounds = 0; rounds < polls && link_->poll(); ++rounds) {
-    }
-  }
-  const inline_executor::scope hands_over{reader_};  // hands over the jobs from before the adoption
-}
-
 void peer_link::on_process_answered() {
-  pulse_.word(now());
+  pulse_.word(around_.now());
   // While no link is up to carry a sign of life, this counts as one over the link.
-  if (!is_up()) pulse_.sign(now());
+  if (!is_up()) pulse_.sign(around_.now());
 }
 
 void peer_link::watch() {
   if (watching_ || !worth_watching()) return;
   watching_ = true;
-  pulse_.begin(now());
-  self_->delayed_send(self_, pulse_.period(), link_command{check_peer_alive{}});
+  pulse_.begin(around_.now());
+  around_.later(pulse_.period(), {check_peer_alive{}});
 }
 
 void peer_link::on_check_peer_alive() {
@@ -156,14 +142,14 @@ void peer_link::on_check_peer_alive() {
   if (!worth_watching()) return;
   if (is_up()) {
     // Our own threads may not have read what has arrived. An engine that polls reads it itself.
-    const bool doubtful = pulse_.silence(now()) >= context_->settings.peer_silence / 2;
-    if (doubtful && !context_->polled) read_out(polls_per_watch);
-    if (moved()) pulse_.sign(now());
+    const bool doubtful = pulse_.silence(around_.now()) >= context_->settings.peer_silence / 2;
+    if (doubtful && !context_->polled) around_.read(*link_, polls_per_watch);
+    if (moved()) pulse_.sign(around_.now());
   }
   judge_peer();
   if (watching_ || !worth_watching()) return;
   watching_ = true;
-  self_->delayed_send(self_, pulse_.period(), link_command{check_peer_alive{}});
+  around_.later(pulse_.period(), {check_peer_alive{}});
 }
 
 }  // namespace troupe::actors::links

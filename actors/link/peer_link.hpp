@@ -13,12 +13,10 @@
 #include <unordered_set>
 #include <vector>
 
-#include <caf/typed_event_based_actor.hpp>
-
-#include "troupe/actors/link/link.hpp"
+#include "troupe/actors/context/node_context.hpp"
 #include "troupe/actors/link/link_count.hpp"
+#include "troupe/actors/link/link_surroundings.hpp"
 #include "troupe/actors/link/peer_liveness.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
 
 namespace troupe::actors::links {
 
@@ -30,7 +28,9 @@ struct signs_of_life {
   std::atomic<bool> peer_polls{false};  ///< the peer answers only while its engine polls
 };
 
-/// Owns one connection to one incarnation of a peer: makes it (the dialling side also reaches the
+/// One connection to one incarnation of a peer, as a plain machine: what happens to it is a call of
+/// its methods, what it wants is a call of `link_surroundings` or of its transport link. It makes the
+/// connection (the dialling side also reaches the
 /// peer's node actor and falls back from one backend to the next), routes incoming messages to the
 /// actor of their transfer, and ends the connection.
 ///
@@ -87,14 +87,32 @@ struct signs_of_life {
 /// computing, as long as the peer's process answers.
 class peer_link {
  public:
-  using self_pointer = link_actor::stateful_pointer<link_slot>;
+  struct setup {
+    context_ptr context;
+    node_info peer;
+    transport::link_role role{transport::link_role::initiator};
+    std::uint64_t asked{0};  ///< `need_link::ask`; 0: the peer dialled
+  };
 
-  peer_link(self_pointer self, link_options options);
+  /// The surroundings must outlive the link.
+  peer_link(link_surroundings& around, setup with);
   peer_link(const peer_link&) = delete;
   peer_link& operator=(const peer_link&) = delete;
 
   /// Begins to dial, on the dialling side.
-  [[nodiscard]] link_actor::behavior_type begin();
+  void begin();
+
+  void handle(link_command& command);
+  void handle(link_event& event);
+  /// The accepting side's answer to a peer that dials.
+  [[nodiscard]] link_reply accept(const link_request& request);
+  void hear(const link_notice& notice);
+  [[nodiscard]] link_report report() const;
+  /// Ends `link_surroundings::reach_node`; with an error if the node was not reached.
+  void on_node_reached(const std::optional<troupe::error>& failed);
+  /// The other end is gone. `crashed`: why; empty if it ended in good order.
+  void on_end_down(const std::optional<std::string>& crashed);
+  void on_node_down();
 
  private:
   enum class phase : std::uint8_t { dialling, connecting, up, ending };
@@ -120,13 +138,8 @@ class peer_link {
     bool said_why{false};  ///< the wait has been logged
   };
 
-  void on_down(const caf::down_msg& down);
-  [[nodiscard]] link_report report() const;
-
   // -- dialling (link_dial.cpp)
 
-  /// Reaches the peer's node, then tries the backends.
-  void dial();
   void on_dial_again();
   void try_next_backend();
   [[nodiscard]] std::optional<transport::backend_kind> next_kind() const;
@@ -142,7 +155,7 @@ class peer_link {
   void ask_other_end();
   /// Asks the peer's node because the end that was asked ended with the previous attempt.
   void ask_node_instead();
-  [[nodiscard]] troupe::error no_answer(const caf::error& err) const;
+  [[nodiscard]] troupe::error unanswered(const no_answer& why) const;
   void got_reply(const link_reply& reply);
   /// Handles a failed attempt: retries, falls back to the next backend, or gives up.
   void backend_failed(const troupe::error& why);
@@ -152,8 +165,6 @@ class peer_link {
 
   // -- what both sides tell each other before they connect (link_handshake.cpp)
 
-  /// The accepting side's answer to a peer that dials.
-  [[nodiscard]] link_reply accept(const link_request& request);
   [[nodiscard]] std::optional<link_reply> prepare_again(const link_request& request);
   [[nodiscard]] link_reply refuse(troupe::error why);
   /// Takes over the layout of the peer's cache. `layout_mismatch` if it does not fit ours.
@@ -231,9 +242,8 @@ class peer_link {
   bool resend_final_messages(transfer_id transfer);
   /// The error when no attempt is left.
   [[nodiscard]] troupe::error given_up(const troupe::error& last) const;
-  /// Adopts the peer's actor of this link, known from its first message, and monitors it.
-  void meet(const caf::strong_actor_ptr& other);
-  void hear(const link_notice& notice);
+  /// Adopts the peer's end of this link, known from its first message, and monitors it.
+  void meet(far_end other);
   /// Handles the end of the peer's actor of this link while its process lives: ends this attempt,
   /// or the link. `is_gone`: the actor will not answer any more.
   void other_end_ended(std::string why, bool is_gone);
@@ -254,8 +264,6 @@ class peer_link {
   void lose_peer();
   void ask_over_link();
   void ask_process();
-  /// Reads what has arrived over the link, in at most `frames` polls.
-  void read_out(std::size_t polls);
   /// Notes a sign of life of the peer's process that came by another way than the link.
   void on_process_answered();
   [[nodiscard]] bool moved();
@@ -275,9 +283,8 @@ class peer_link {
   void report_gone(troupe::error why);
   void finish_if_idle();
 
-  const self_pointer self_;
+  link_surroundings& around_;
   const context_ptr context_;
-  const engine_port_actor port_;
   const node_info peer_;
   const transport::link_role role_;
   const std::uint64_t asked_;  ///< `need_link::ask`
@@ -292,7 +299,7 @@ class peer_link {
   std::uint32_t attempts_{0};           ///< with the present backend
   std::shared_ptr<const kvcache::cache_layout> peer_layout_;
   std::optional<bool> peer_on_gpu_;  ///< whether the peer's cache is on GPUs; empty: not told yet
-  node_actor peer_node_;
+  bool reached_node_{false};
   std::unordered_map<transfer_id, session_actor> sessions_;
   std::unordered_map<std::uint64_t, transport::batch_id> batches_;  ///< ours -> the session's
   std::deque<post_batch> for_posting_;  ///< batches that the transport has no room for
@@ -302,7 +309,7 @@ class peer_link {
 
   // -- rebuilding
 
-  link_actor other_end_;                ///< the peer's actor of this link; null until it spoke
+  far_end other_end_;                   ///< the peer's end of this link; none until it spoke
   bool may_be_up_there_{false};         ///< the other end may have come up before this one ever did
   bool unanswered_{false};              ///< the last request to the other end timed out
   std::optional<troupe::error> broke_;  ///< why the link is being rebuilt
@@ -329,13 +336,11 @@ class peer_link {
   std::shared_ptr<signs_of_life> ear_{std::make_shared<signs_of_life>()};
   bool watching_{false};  ///< the next look is scheduled
   std::uint64_t signs_seen_{0}, bytes_seen_{0};
-  inline_executor reader_;         ///< collects what `read_out` makes runnable
   std::uint64_t asked_before_{0};  ///< the first batch posted after the last question
 };
 
 // -- helpers shared by several of these files
 
-[[nodiscard]] time_point now();
 [[nodiscard]] bytes to_bytes(std::span<const std::byte> from);
 [[nodiscard]] std::vector<std::byte> from_bytes(const bytes& from);
 /// The most GPUs that a node may name for its cache.

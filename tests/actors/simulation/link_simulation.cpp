@@ -1,0 +1,616 @@
+#include "link_simulation.hpp"
+
+#include <algorithm>
+#include <array>
+#include <iostream>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "link_end.hpp"
+
+namespace troupe::actors::link_simulation {
+
+namespace {
+
+using simulation::decode;
+using simulation::other;
+using simulation::prefill;
+using simulation::side;
+
+constexpr std::uint32_t most_batches = 6;
+/// The decode side gives a transfer up after this time.
+constexpr milliseconds deadline{15'000};
+/// By then the other side of a transfer has heard of its end, or that the link is lost.
+constexpr milliseconds heard_by{40'000};
+/// How long the cluster is watched after the last fault, and when transfers begin that must succeed.
+constexpr milliseconds calm{60'000}, trial{30'000};
+
+/// One side of a transfer, as the session actors do it: the decode side asks and says when it has
+/// everything; the prefill side posts. Both fence before they let go.
+struct talker {
+  transfer_id transfer;
+  side role{decode};
+  end_ptr end;
+  std::uint64_t epoch{0};
+  std::uint32_t batches{0};
+  bool must_arrive{false};
+  std::set<std::uint32_t> got{};
+  bool ending{false}, lost{false}, whole{false}, over{false};
+};
+using talker_ptr = std::shared_ptr<talker>;
+
+struct port {
+  node_ptr at;
+  end_ptr ready;  ///< the link that new transfers use; null: none
+  std::uint64_t ready_epoch{0};
+  std::map<transfer_id, talker_ptr> talkers;
+  std::map<std::uint64_t, std::uint64_t> epochs;  ///< by the link's id: the last one told
+  std::set<std::uint64_t> gone;                   ///< ids of links that have been told gone
+  bool leaving{false};
+};
+
+class world final : public end_world {
+ public:
+  explicit world(const options& of) : given_{of}, chance_{of.seed} {}
+  ~world() override {
+    for (const auto& weak : all_ends_) {
+      if (const auto end = weak.lock()) end->take_apart();
+    }
+  }
+  world(const world&) = delete;
+  world& operator=(const world&) = delete;
+
+  report run();
+
+  // -- end_world
+
+  wire_world& wires() override { return wires_; }
+  void mail(const node_ptr& from, const node_ptr& to, std::function<void()> what) override;
+  end_ptr make_acceptor(const node_ptr& at, const link_request& request) override;
+  void to_port(const end_ptr& of, port_event event) override;
+  void to_session(const end_ptr& of, transfer_id transfer, session_event event) override;
+  void ended(const end_ptr& of) override;
+
+ private:
+  // -- processes
+  void start(side which);
+  void in(const std::shared_ptr<process>& where, const std::function<void()>& what);
+  void freeze(side which, microseconds time);
+  void wake(const node_ptr& who);
+  void die(side which);
+  void leave(side which);
+  // -- faults
+  void next_fault();
+  void fault();
+  [[nodiscard]] std::vector<std::shared_ptr<wire>> wires_up() const;
+  // -- links
+  void dial();
+  [[nodiscard]] side side_of(const node_ptr& at) const {
+    return at->name == "decode" ? decode : prefill;
+  }
+  [[nodiscard]] port* port_of(const node_ptr& at) {
+    auto& here = ports_[side_of(at)];
+    return here.at == at ? &here : nullptr;
+  }
+  // -- transfers
+  void next_transfer();
+  void begin_transfer(bool must_arrive);
+  void order(const talker_ptr& who, link_command what);
+  void speak(const talker_ptr& who, session_message what, bool granted = false);
+  void ask(const talker_ptr& who, bool again);
+  void serve(const talker_ptr& who, const transfer_request& request);
+  void hear(const talker_ptr& who, const session_message& message);
+  void let_go(const talker_ptr& who);
+  void conclude(const talker_ptr& who);
+  // -- the verdict
+  void violate(const std::string& what);
+  void require(bool holds, const std::string& what) {
+    if (!holds) violate(what);
+  }
+  void note(const std::string& what);
+  void note(const talker_ptr& who, const std::string& what) {
+    if (!given_.traced) return;
+    note(who->end->at()->name + ": transfer " + std::to_string(who->transfer.value) + " " + what);
+  }
+  void check_calm();
+
+  const options given_;
+  report told_;
+  timeline time_;
+  dice chance_;
+  moment apart_until_{}, end_of_faults_{};
+  std::set<std::pair<std::uint64_t, transfer_id>> fenced_;  ///< by the process's incarnation
+  wire_world wires_{time_,
+                    chance_,
+                    [this](const std::shared_ptr<process>& where,
+                           const std::function<void()>& what) { in(where, what); },
+                    [this](const process& from, const process& to, transfer_id transfer) {
+                      for (const auto* one : {&from, &to}) {
+                        require(!fenced_.contains({one->incarnation, transfer}),
+                                "bytes move in the memory of " + one->name + " after the fence");
+                      }
+                    },
+                    [this] { ++told_.refused; },
+                    [this] { return apart_until_; },
+                    false};
+  wire::registry all_wires_;
+  std::array<port, 2> ports_;
+  std::array<moment, 2> last_mail_{};
+  std::uint64_t links_{0}, transfers_{0};
+  std::vector<std::weak_ptr<link_end>> all_ends_;
+};
+
+void world::violate(const std::string& what) {
+  if (told_.violation.empty()) told_.violation = what;
+}
+
+void world::note(const std::string& what) {
+  if (!given_.traced) return;
+  std::cout << std::chrono::duration_cast<microseconds>(time_.now().time_since_epoch()).count() -
+                   3'600'000'000
+            << " " << what << "\n";
+}
+
+// -- processes
+
+void world::start(side which) {
+  const auto made = std::make_shared<node>();
+  made->name = which == decode ? "decode" : "prefill";
+  made->incarnation = chance_.next() | 1U;
+  node_settings settings;
+  settings.cluster = "simulated";
+  settings.self.name = made->name;
+  settings.self.host = "10.0.0." + std::to_string(1 + which);
+  settings.self.boot_id = which == decode ? "0a" : "0b";
+  settings.self.incarnation = made->incarnation;
+  settings.backend = transport::backend_kind::rdma;
+  settings.fallback = {transport::backend_kind::tcp};
+  settings.lanes = 1;
+  settings.max_operations = 16;
+  made->context = std::make_shared<node_context>(std::move(settings));
+  auto endpoint = std::make_unique<wire_endpoint>(wires_, all_wires_, made);
+  made->endpoint = endpoint.get();
+  made->context->endpoint = std::move(endpoint);
+  ports_[which] = port{};
+  ports_[which].at = made;
+  note(made->name + " starts");
+  time_.after(wires_.between(milliseconds{1}, milliseconds{500}), [this] { dial(); });
+}
+
+void world::in(const std::shared_ptr<process>& where, const std::function<void()>& what) {
+  if (!where->alive) return;
+  if (time_.now() < where->frozen_until || !where->held_up.empty()) {
+    where->held_up.push_back(what);
+  } else {
+    what();
+  }
+}
+
+void world::freeze(side which, microseconds time) {
+  const auto who = ports_[which].at;
+  who->frozen_until = std::max(who->frozen_until, time_.now() + time);
+  time_.at(who->frozen_until, [this, who] { wake(who); });
+}
+
+void world::wake(const node_ptr& who) {
+  while (who->alive && !who->held_up.empty() && time_.now() >= who->frozen_until) {
+    // It stays in the queue meanwhile, so that what it causes at once comes behind the others.
+    const auto next = who->held_up.front();
+    next();
+    if (!who->held_up.empty()) who->held_up.pop_front();
+  }
+}
+
+void world::die(side which) {
+  const auto who = ports_[which].at;
+  if (!who->alive) return;
+  note(who->name + " dies");
+  who->alive = false;
+  who->held_up.clear();
+  for (const auto& weak : who->endpoint->opened()) {
+    const auto wire = weak.lock();
+    if (!wire) continue;
+    if (const auto there = wire->peer()) {
+      there->breaks(wires_.between(milliseconds{1}, milliseconds{3000}));
+    }
+    wire->process_died();
+  }
+  const auto survivor = ports_[other(which)].at;
+  for (const auto& end : std::vector{survivor->ends}) {
+    if (end->peer() != who) continue;
+    time_.after(wires_.between(milliseconds{1}, milliseconds{3000}),
+                [this, end] { in(end->at(), [end] { end->peer_process_died(); }); });
+    time_.after(wires_.between(milliseconds{100}, milliseconds{6000}), [this, end] {
+      in(end->at(), [end] { end->order({peer_left{{errc::peer_lost, "it is down"}}}); });
+    });
+  }
+  time_.after(wires_.between(milliseconds{500}, milliseconds{4000}),
+              [this, which] { start(which); });
+}
+
+/// The process ends in good order: its links first, then itself.
+void world::leave(side which) {
+  auto& here = ports_[which];
+  if (!here.at->alive || std::exchange(here.leaving, true)) return;
+  note(here.at->name + " leaves");
+  in(here.at, [&here] {
+    for (const auto& end : std::vector{here.at->ends}) {
+      end->order({leave_link{{errc::peer_lost, "this node stops"}}});
+    }
+  });
+  time_.after(milliseconds{2000}, [this, which, who = here.at] {
+    if (ports_[which].at == who) die(which);
+  });
+}
+
+// -- faults
+
+std::vector<std::shared_ptr<wire>> world::wires_up() const {
+  std::vector<std::shared_ptr<wire>> up;
+  for (const auto& here : ports_) {
+    for (const auto& weak : here.at->endpoint->opened()) {
+      if (const auto wire = weak.lock(); wire && wire->is_up()) up.push_back(wire);
+    }
+  }
+  return up;
+}
+
+void world::next_fault() {
+  const auto mean = 1e6 / given_.faults_per_second;
+  const auto pause = static_cast<std::int64_t>(mean * 2 * (chance_.upto(1000) / 1000.0));
+  time_.after(microseconds{pause}, [this] {
+    if (time_.now() >= end_of_faults_) {
+      wires_.calm = true;
+      return;
+    }
+    fault();
+    next_fault();
+  });
+}
+
+void world::fault() {
+  const auto which = chance_.one_in(2) ? decode : prefill;
+  const auto happens = [this](const std::string& what) {
+    ++told_.faults[what];
+    note("fault: " + what);
+  };
+  const auto up = wires_up();
+  switch (chance_.upto(12)) {
+    case 0:
+    case 1:
+    case 2:
+    case 3: {
+      if (up.empty()) return;
+      const auto hit = up[chance_.upto(static_cast<std::uint32_t>(up.size() - 1))];
+      const auto peer = hit->peer();
+      const bool one_sided = !peer || chance_.one_in(3);
+      happens(one_sided ? "one end of a wire breaks" : "a wire breaks");
+      hit->breaks(wires_.between(microseconds{0}, milliseconds{100}));
+      if (peer) {
+        peer->breaks(one_sided ? std::nullopt
+                               : std::optional{wires_.between(microseconds{0}, milliseconds{300})});
+      }
+      return;
+    }
+    case 4:
+    case 5: {
+      if (up.empty()) return;
+      const auto hit = up[chance_.upto(static_cast<std::uint32_t>(up.size() - 1))];
+      happens("a wire falls silent");
+      const auto until = time_.now() + wires_.between(milliseconds{50}, milliseconds{5000});
+      hit->falls_silent(until);
+      if (const auto peer = hit->peer(); peer && chance_.one_in(2)) peer->falls_silent(until);
+      return;
+    }
+    case 6:
+    case 7:
+      happens("a process freezes");
+      return freeze(which, wires_.between(milliseconds{1}, milliseconds{3000}));
+    case 8:
+      happens("nothing passes between the hosts");
+      apart_until_ = time_.now() + wires_.between(milliseconds{10}, milliseconds{2500});
+      return;
+    case 9:
+    case 10:
+      happens("a backend fails");
+      ports_[which].at->endpoint->fails(
+          chance_.one_in(3) ? transport::backend_kind::tcp : transport::backend_kind::rdma,
+          time_.now() + wires_.between(milliseconds{10}, milliseconds{4000}));
+      return;
+    case 11:
+      if (!chance_.one_in(2)) return;
+      happens("a process dies");
+      return die(which);
+    default:
+      if (!chance_.one_in(2)) return;
+      happens("a process leaves");
+      return leave(which);
+  }
+}
+
+// -- the network of the actors
+
+void world::mail(const node_ptr& from, const node_ptr& to, std::function<void()> what) {
+  auto& last = last_mail_[side_of(from)];
+  last = std::max(
+      {last, time_.now() + wires_.between(microseconds{50}, milliseconds{3}), apart_until_});
+  time_.at(last, [this, to, what = std::move(what)] { in(to, what); });
+}
+
+// -- links
+
+void world::dial() {
+  const auto at = ports_[decode].at, peer = ports_[prefill].at;
+  if (!at->alive || !peer->alive || ports_[decode].leaving) return;
+  const auto same = [&](const end_ptr& end) {
+    return end->peer() == peer && !ports_[decode].gone.contains(end->id());
+  };
+  if (std::ranges::any_of(at->ends, same)) return;
+  const auto made =
+      std::make_shared<link_end>(*this, at, peer, transport::link_role::initiator, ++links_);
+  at->ends.push_back(made);
+  all_ends_.push_back(made);
+  note("link " + std::to_string(links_) + " is dialled");
+  in(at, [made] { made->handle(nullptr, [&] { made->link().begin(); }); });
+}
+
+end_ptr world::make_acceptor(const node_ptr& at, const link_request& request) {
+  const auto peer = ports_[decode].at;
+  if (request.to_incarnation != at->incarnation || request.from.incarnation != peer->incarnation ||
+      ports_[prefill].leaving) {
+    return nullptr;
+  }
+  const auto made =
+      std::make_shared<link_end>(*this, at, peer, transport::link_role::acceptor, ++links_);
+  at->ends.push_back(made);
+  all_ends_.push_back(made);
+  return made;
+}
+
+void world::to_port(const end_ptr& of, port_event event) {
+  auto* here = port_of(of->at());
+  if (here == nullptr) return;
+  require(!here->gone.contains(of->id()), "a link speaks to the port after it was told gone");
+  if (const auto* ready = std::get_if<link_ready>(&event.what)) {
+    auto& last = here->epochs[of->id()];
+    note(of->at()->name + ": link " + std::to_string(of->id()) + " is ready, epoch " +
+         std::to_string(ready->link.epoch));
+    require(ready->link.epoch > last, "the epoch of a link does not grow");
+    if (last == 0) {
+      ++told_.links;
+    } else {
+      ++told_.rebuilds;
+    }
+    last = ready->link.epoch;
+    here->ready = of;
+    here->ready_epoch = last;
+  } else if (std::holds_alternative<link_draining>(event.what)) {
+    if (here->ready == of) here->ready = nullptr;
+  } else if (const auto* gone = std::get_if<link_gone>(&event.what)) {
+    note(of->at()->name + ": link " + std::to_string(of->id()) +
+         " is gone: " + to_string(gone->why));
+    here->gone.insert(of->id());
+    if (here->ready == of) here->ready = nullptr;
+    time_.after(wires_.between(milliseconds{20}, milliseconds{1000}), [this] { dial(); });
+  } else if (auto* stray = std::get_if<unrouted_message>(&event.what)) {
+    const auto* request = std::get_if<transfer_request>(&stray->message);
+    if (request == nullptr || here->leaving) return;
+    const auto made = std::make_shared<talker>();
+    made->transfer = request->transfer;
+    made->role = prefill;
+    made->end = of;
+    made->epoch = stray->link.epoch;
+    if (!here->talkers.emplace(made->transfer, made).second) return;
+    note(made, "is asked for over link " + std::to_string(of->id()));
+    order(made, {attach_session{made->transfer, {}, made->epoch}});
+    serve(made, *request);
+    time_.after(heard_by, [this, made] {
+      if (made->over || !made->end->at()->alive) return;
+      violate("the prefill side of transfer " + std::to_string(made->transfer.value) +
+              " hears of no end");
+    });
+  }
+}
+
+// -- transfers
+
+void world::next_transfer() {
+  time_.after(wires_.between(milliseconds{5}, milliseconds{400}), [this] {
+    if (time_.now() >= end_of_faults_ + trial) return;
+    in(ports_[decode].at, [this] { begin_transfer(false); });
+    next_transfer();
+  });
+}
+
+void world::begin_transfer(bool must_arrive) {
+  auto& here = ports_[decode];
+  if (!here.ready) {
+    require(!must_arrive, "no link is up long after the last fault");
+    return;
+  }
+  const auto made = std::make_shared<talker>();
+  made->transfer = transfer_id{++transfers_};
+  made->end = here.ready;
+  made->epoch = here.ready_epoch;
+  made->batches = 1 + chance_.upto(most_batches - 1);
+  made->must_arrive = must_arrive;
+  here.talkers.emplace(made->transfer, made);
+  order(made, {attach_session{made->transfer, {}, made->epoch}});
+  ask(made, false);
+  time_.after(deadline, [this, made] {
+    in(made->end->at(), [this, made] {
+      if (made->ending) return;
+      speak(made, make_abort(made->transfer, {errc::deadline, "its time is over"}));
+      let_go(made);
+    });
+  });
+  time_.after(heard_by, [this, made] {
+    if (made->over || !made->end->at()->alive) return;
+    violate("the decode side of transfer " + std::to_string(made->transfer.value) + " never ends");
+  });
+}
+
+void world::order(const talker_ptr& who, link_command what) {
+  const bool fences = std::holds_alternative<fence_now>(what.what);
+  in(who->end->at(), [this, who, fences, what = std::move(what)] {
+    if (!who->end->finished()) return who->end->order(what);
+    if (fences) to_session(who->end, who->transfer, {transfer_fenced{}});
+  });
+}
+
+/// As the port does for sessions that the link's actor never knew: nothing was granted for them.
+void world::ended(const end_ptr& of) {
+  auto* here = port_of(of->at());
+  if (here == nullptr) return;
+  for (const auto& [transfer, who] : std::map{here->talkers}) {
+    if (who->end == of) to_session(of, transfer, {link_is_lost{{errc::peer_lost, "it is gone"}}});
+  }
+}
+
+void world::speak(const talker_ptr& who, session_message what, bool granted) {
+  note(who, "says " + std::string{type_name(what)} + " in epoch " + std::to_string(who->epoch));
+  say out{std::move(what), {}};
+  out.epoch = who->epoch;
+  if (granted) out.grants.push_back({region_id{1}, byte_set{{0, 4096}}, transport::access::write});
+  order(who, {std::move(out)});
+}
+
+void world::ask(const talker_ptr& who, bool again) {
+  transfer_request request;
+  request.transfer = who->transfer;
+  request.request = "r" + std::to_string(who->transfer.value);
+  request.token_end = who->batches;
+  request.deadline_ms = 1000;
+  if (again) request.progress.emplace();
+  speak(who, std::move(request), true);
+}
+
+void world::serve(const talker_ptr& who, const transfer_request& request) {
+  for (std::uint32_t i = 1; i <= request.token_end; ++i) {
+    transport::batch work;
+    work.id = transport::batch_id{i};
+    work.transfer = who->transfer;
+    work.frame = *encode(transfer_sealed{who->transfer, i, request.token_end, {}});
+    order(who, {post_batch{std::move(work), who->epoch}});
+  }
+}
+
+void world::hear(const talker_ptr& who, const session_message& message) {
+  note(who, "hears " + std::string{type_name(message)});
+  require(!who->lost, "a session hears its peer after it was told that the link is lost");
+  if (who->ending) return;
+  if (is_final_message(message)) return let_go(who);
+  if (who->role == prefill) {
+    if (const auto* request = std::get_if<transfer_request>(&message)) serve(who, *request);
+    return;
+  }
+  const auto* part = std::get_if<transfer_sealed>(&message);
+  if (part == nullptr) return;
+  who->got.insert(part->token_end);
+  if (who->got.size() < who->batches) return;
+  who->whole = true;
+  speak(who, transfer_release{who->transfer});
+  let_go(who);
+}
+
+void world::let_go(const talker_ptr& who) {
+  if (std::exchange(who->ending, true)) return;
+  note(who, "is fenced over link " + std::to_string(who->end->id()));
+  order(who, {fence_now{who->transfer}});
+}
+
+void world::conclude(const talker_ptr& who) {
+  note(who, "is over");
+  fenced_.emplace(who->end->at()->incarnation, who->transfer);
+  who->over = true;
+  order(who, {detach_session{who->transfer}});
+  if (auto* here = port_of(who->end->at())) here->talkers.erase(who->transfer);
+  if (who->role == prefill) return;
+  ++(who->whole ? told_.moved : told_.given_up);
+  require(who->whole || !who->must_arrive,
+          "transfer " + std::to_string(who->transfer.value) + " fails long after the last fault");
+}
+
+void world::to_session(const end_ptr& of, transfer_id transfer, session_event event) {
+  auto* here = port_of(of->at());
+  if (here == nullptr) return;
+  const auto found = here->talkers.find(transfer);
+  if (found == here->talkers.end() || found->second->end != of) return;
+  const auto who = found->second;
+  if (const auto* message = std::get_if<session_message>(&event.what)) {
+    hear(who, *message);
+  } else if (const auto* back = std::get_if<link_is_back>(&event.what)) {
+    require(back->epoch > who->epoch, "a session is told of an epoch that is over");
+    require(back->epoch == here->epochs[of->id()],
+            "a session is told of another epoch than the port");
+    who->epoch = back->epoch;
+    note(who, "hears of epoch " + std::to_string(who->epoch));
+    if (who->role == decode && !who->ending) ask(who, true);
+  } else if (std::holds_alternative<link_is_lost>(event.what)) {
+    who->lost = true;
+    let_go(who);
+  } else if (std::holds_alternative<transfer_fenced>(event.what)) {
+    require(who->ending, "a session is told of a fence that it has not asked for");
+    if (who->ending) conclude(who);
+  } else if (const auto* done = std::get_if<transport::completion>(&event.what)) {
+    if (!done->failure || who->ending) return;
+    speak(who, make_abort(transfer, *done->failure));
+    let_go(who);
+  } else if (const auto* failed = std::get_if<abort_session>(&event.what)) {
+    if (who->ending) return;
+    speak(who, make_abort(transfer, failed->why));
+    let_go(who);
+  }
+}
+
+// -- the verdict
+
+void world::check_calm() {
+  for (const auto& here : ports_) {
+    for (const auto& [transfer, who] : here.talkers) {
+      violate("transfer " + std::to_string(transfer.value) + " is live long after its end");
+    }
+    for (const auto& end : here.at->ends) {
+      require(!here.gone.contains(end->id()), "a link that is gone still has its actor");
+      const auto state = end->link().report().state;
+      require(state == "up", "a link is " + state + " long after the last fault");
+    }
+    require(here.at->ends.size() == 1, "there are " + std::to_string(here.at->ends.size()) +
+                                           " links at " + here.at->name +
+                                           " long after the last fault");
+    require(here.at->context->counters.links_up == 1, "the node counts other links than it has");
+    require(here.at->context->counters.links_broken == 0, "the node counts links as broken");
+  }
+}
+
+report world::run() {
+  end_of_faults_ = time_.now() + given_.faults_for;
+  start(decode);
+  start(prefill);
+  next_fault();
+  next_transfer();
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    time_.at(end_of_faults_ + trial + i * milliseconds{500},
+             [this] { in(ports_[decode].at, [this] { begin_transfer(true); }); });
+  }
+  const auto end = end_of_faults_ + calm;
+  while (told_.violation.empty() && time_.now() < end && time_.step()) {
+    ++told_.events;
+    const auto now = static_cast<std::uint64_t>(time_.now().time_since_epoch().count());
+    told_.digest = (told_.digest ^ now ^ transfers_) * 0x100000001B3U;
+  }
+  if (told_.violation.empty()) check_calm();
+  return told_;
+}
+
+}  // namespace
+
+report run(const options& of) {
+  return world{of}.run();
+}
+
+}  // namespace troupe::actors::link_simulation

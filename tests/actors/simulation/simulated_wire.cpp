@@ -1,0 +1,274 @@
+#include "simulated_wire.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace troupe::actors::link_simulation {
+
+wire::wire(wire_world& in, registry& all, std::shared_ptr<process> at, transport::backend_kind kind,
+           const transport::link_options& options, std::shared_ptr<transport::link_sink> sink)
+    : world_{in},
+      all_{all},
+      at_{std::move(at)},
+      kind_{kind},
+      options_{options},
+      sink_{std::move(sink)},
+      token_{in.chance.next()} {
+  stats_.lanes = 1;
+}
+
+void wire::report(microseconds after, std::function<void()> what) {
+  last_reported_ = std::max(last_reported_, world_.time.now() + after);
+  world_.time.at(last_reported_, [self = shared_from_this(), what = std::move(what)] {
+    self->world_.in(self->at_, [self, what] { what(); });
+  });
+}
+
+// -- making it
+
+transport::link_offer wire::offer() const {
+  transport::link_offer out;
+  out.kind = kind_;
+  out.owner = incarnation{at_->incarnation};
+  out.payload.resize(sizeof token_);
+  std::memcpy(out.payload.data(), &token_, sizeof token_);
+  all_[token_] = std::const_pointer_cast<wire>(shared_from_this());
+  return out;
+}
+
+result<void> wire::connect(const transport::link_offer& peer) {
+  std::uint64_t token = 0;
+  if (state_ != state::opened || peer.payload.size() != sizeof token) {
+    return fail(errc::invalid_config, "a malformed offer, or a link in use");
+  }
+  std::memcpy(&token, peer.payload.data(), sizeof token);
+  state_ = state::connecting;
+  const auto self = shared_from_this();
+  world_.time.after(options_.connect_timeout, [self] {
+    if (self->state_ == state::connecting) self->see_break(errc::deadline, "nobody connected");
+  });
+  if (options_.role == transport::link_role::acceptor) return {};
+  world_.time.at(arrival(world_.between(microseconds{50}, milliseconds{3})), [self, token] {
+    const auto other = self->all_[token].lock();
+    if (!other || !other->at_->alive || self->state_ != state::connecting ||
+        other->state_ != state::connecting || other->kind_ != self->kind_) {
+      return;
+    }
+    self->come_up(other);
+    other->come_up(self);
+  });
+  return {};
+}
+
+void wire::come_up(const std::shared_ptr<wire>& with) {
+  peer_ = with;
+  state_ = state::up;
+  report(world_.between(microseconds{10}, milliseconds{2}), [self = shared_from_this()] {
+    if (self->state_ != state::closed) self->sink_->on_up();
+  });
+}
+
+// -- its end
+
+void wire::breaks(std::optional<microseconds> seen_after) {
+  cut_ = true;
+  if (!seen_after) return;
+  world_.time.after(*seen_after, [self = shared_from_this()] {
+    self->see_break(errc::link_broken, "the wire broke");
+  });
+}
+
+void wire::see_break(errc code, const std::string& why) {
+  if (state_ != state::up && state_ != state::connecting) return;
+  state_ = state::broken;
+  end_flights(errc::link_broken, why);
+  report(microseconds{0}, [self = shared_from_this(), code, why] {
+    if (self->state_ != state::closed) self->sink_->on_broken({code, why});
+  });
+}
+
+void wire::close() {
+  if (state_ == state::closed) return;
+  const bool was_up = state_ == state::up;
+  state_ = state::closed;
+  end_flights(errc::aborted, "the link was closed");
+  const auto other = peer_.lock();
+  if (!was_up || !other || cut_ || world_.chance.one_in(10)) return;
+  // What was sent before arrives first.
+  const auto seen =
+      std::max(last_sent_, arrival(world_.between(microseconds{100}, milliseconds{50})));
+  world_.time.at(seen, [other] { other->see_break(errc::link_broken, "closed by the peer"); });
+}
+
+void wire::end_flights(errc code, const std::string& why) {
+  for (const auto& [number, one] : std::map{flights_}) {
+    // A NIC goes on for a while.
+    if (world_.chance.one_in(2)) {
+      world_.time.after(world_.between(microseconds{0}, milliseconds{20}),
+                        [self = shared_from_this(), of = one.transfer] { self->touch(of); });
+    }
+    complete(number, troupe::error{code, why});
+  }
+}
+
+// -- frames
+
+moment wire::arrival(microseconds takes) const {
+  return std::max({world_.time.now() + takes, silent_until_, world_.apart_until()});
+}
+
+result<void> wire::send_frame(std::span<const std::byte> frame) {
+  if (state_ != state::up) return fail(errc::link_broken, "the link is not up");
+  if (!world_.calm && world_.chance.one_in(300))
+    return fail(errc::overloaded, "the queue of frames is full");
+  ++stats_.frames_out;
+  last_sent_ = std::max(last_sent_, arrival(world_.between(microseconds{20}, milliseconds{2})));
+  if (cut_) return {};
+  world_.time.at(last_sent_, [self = shared_from_this(),
+                              bytes = std::vector<std::byte>{frame.begin(), frame.end()}] {
+    if (self->cut_) return;
+    if (const auto other = self->peer_.lock()) other->hear(bytes);
+  });
+  return {};
+}
+
+void wire::hear(std::vector<std::byte> frame) {
+  if (state_ != state::up) return;
+  ++stats_.frames_in;
+  report(microseconds{0}, [self = shared_from_this(), frame = std::move(frame)] {
+    if (self->state_ != state::closed) self->sink_->on_frame(frame);
+  });
+}
+
+// -- bytes
+
+result<transport::remote_grant> wire::grant(region_id region, byte_set permitted,
+                                            transport::access rights,
+                                            transport::grant_scope scope) {
+  if (state_ != state::up) return fail(errc::link_broken, "the link is not up");
+  if (world_.chance.one_in(6)) return fail(errc::overloaded, "no room for another grant");
+  transport::remote_grant out;
+  out.id = world_.chance.next();
+  out.region = region;
+  out.owner = incarnation{at_->incarnation};
+  out.transfer = scope.transfer;
+  out.rights = rights;
+  out.region_size = 4096;
+  out.permitted = std::move(permitted);
+  return out;
+}
+
+result<void> wire::post(transport::batch work) {
+  if (state_ != state::up) return fail(errc::link_broken, "the link is not up");
+  if (fencing_.contains(work.transfer) || fenced_.contains(work.transfer)) {
+    return fail(errc::grant_revoked, "this transfer was fenced here");
+  }
+  const auto number = ++posted_;
+  ++stats_.batches_posted;
+  flights_.emplace(number, std::move(work));
+  world_.time.at(arrival(world_.between(microseconds{50}, milliseconds{5})),
+                 [self = shared_from_this(), number] { self->land(number); });
+  return {};
+}
+
+bool wire::touch(transfer_id transfer) {
+  const auto other = peer_.lock();
+  if (!other || !other->at_->alive || fenced_.contains(transfer)) return false;
+  if (other->fenced_.contains(transfer)) {
+    world_.refused();
+    return false;
+  }
+  stats_.bytes_out += 4096;
+  other->stats_.bytes_in += 4096;
+  world_.landed(*at_, *other->at_, transfer);
+  return true;
+}
+
+void wire::land(std::uint64_t number) {
+  const auto found = flights_.find(number);
+  const auto other = peer_.lock();
+  if (found == flights_.end() || cut_ || state_ != state::up || !other) return;
+  if (other->state_ != state::up) return;  // this end will see that
+  const auto& work = found->second;
+  if (!touch(work.transfer)) {
+    complete(number, troupe::error{errc::grant_revoked, "the peer has fenced the transfer"});
+    return;
+  }
+  if (!work.frame.empty()) other->hear(work.frame);
+  complete(number, std::nullopt);
+}
+
+void wire::complete(std::uint64_t number, std::optional<troupe::error> failure) {
+  const auto node = flights_.extract(number);
+  ++stats_.batches_completed;
+  transport::completion done{node.mapped().id, node.mapped().transfer, std::move(failure), 0, {}};
+  report(world_.between(microseconds{10}, microseconds{500}),
+         [self = shared_from_this(), done = std::move(done)] { self->sink_->on_completion(done); });
+}
+
+transport::fence_state wire::fence(transfer_id transfer) {
+  if (fenced_.contains(transfer)) return transport::fence_state::quiescent;
+  if (!fencing_.insert(transfer).second) return transport::fence_state::pending;
+  const auto ends = [transfer](wire& at) {
+    for (const auto& [number, one] : std::map{at.flights_}) {
+      if (one.transfer != transfer) continue;
+      at.complete(number, troupe::error{errc::aborted, "the transfer was fenced here"});
+    }
+    at.fencing_.erase(transfer);
+    at.fenced_.insert(transfer);
+  };
+  if (world_.chance.one_in(3)) {
+    ends(*this);
+    return transport::fence_state::quiescent;
+  }
+  world_.time.after(world_.between(microseconds{100}, milliseconds{30}), [self = shared_from_this(),
+                                                                          ends, transfer] {
+    ends(*self);
+    self->report(microseconds{0}, [self, transfer] { self->sink_->on_quiescent(transfer); });
+  });
+  return transport::fence_state::pending;
+}
+
+// -- the data plane of a process
+
+bool wire_endpoint::usable(transport::backend_kind kind) const {
+  const auto found = unusable_until_.find(kind);
+  return found == unusable_until_.end() || world_.time.now() >= found->second;
+}
+
+std::vector<transport::backend_status> wire_endpoint::backends() const {
+  std::vector<transport::backend_status> all;
+  for (const auto kind : {transport::backend_kind::rdma, transport::backend_kind::tcp}) {
+    all.push_back({kind, {usable(kind), usable(kind) ? "simulated" : "its device failed"}});
+  }
+  return all;
+}
+
+transport::host_identity wire_endpoint::identity() const {
+  transport::host_identity here;
+  here.boot_id = "0" + std::to_string(at_->incarnation % 1000);
+  return here;
+}
+
+result<transport::backend_choice> wire_endpoint::choose(
+    const transport::host_identity&, std::optional<transport::backend_kind> wanted,
+    std::span<const transport::backend_kind>) const {
+  const auto kind = wanted.value_or(transport::backend_kind::tcp);
+  if (!usable(kind)) return fail(errc::backend_unavailable, "its device failed");
+  return transport::backend_choice{kind, "simulated"};
+}
+
+result<std::shared_ptr<transport::link>> wire_endpoint::open(
+    transport::backend_kind kind, const transport::link_options& options,
+    std::shared_ptr<transport::link_sink> sink) {
+  if (!usable(kind)) return fail(errc::no_device, "its device failed");
+  if (!world_.calm && world_.chance.one_in(60))
+    return fail(errc::internal, "no descriptor is left");
+  auto made = std::make_shared<wire>(world_, all_, at_, kind, options, std::move(sink));
+  std::erase_if(opened_, [](const auto& one) { return one.expired(); });
+  opened_.push_back(made);
+  return std::shared_ptr<transport::link>{std::move(made)};
+}
+
+}  // namespace troupe::actors::link_simulation

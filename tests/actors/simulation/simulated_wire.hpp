@@ -1,0 +1,195 @@
+#pragma once
+
+/// A transport whose time is virtual and whose links fail when they are told to.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "troupe/transport/endpoint.hpp"
+
+#include "simulation_scenario.hpp"
+#include "timeline.hpp"
+
+namespace troupe::actors::link_simulation {
+
+using cluster_simulation::microseconds;
+using cluster_simulation::milliseconds;
+using cluster_simulation::moment;
+using cluster_simulation::timeline;
+using simulation::dice;
+
+/// One life of a process. Events that come while it is frozen run when it wakes.
+struct process {
+  std::string name;
+  std::uint64_t incarnation{0};
+  bool alive{true};
+  moment frozen_until{};
+  std::deque<std::function<void()>> held_up;
+};
+
+/// What the transport needs of the simulation, and what it tells it.
+struct wire_world {
+  timeline& time;
+  dice& chance;
+  std::function<void(const std::shared_ptr<process>&, std::function<void()>)> in;
+  /// Bytes of the transfer were read in the memory of the one process and have reached the other's.
+  std::function<void(const process& from, const process& to, transfer_id)> landed;
+  std::function<void()> refused;        ///< a batch came after a fence
+  std::function<moment()> apart_until;  ///< nothing passes between the two hosts before
+  bool calm{false};                     ///< no call fails by chance any more
+
+  [[nodiscard]] microseconds between(microseconds least, microseconds most) const {
+    const auto room = static_cast<std::uint64_t>((most - least).count() + 1);
+    return least + microseconds{chance.next() % room};
+  }
+};
+
+/// One end of a simulated transport link.
+class wire final : public transport::link, public std::enable_shared_from_this<wire> {
+ public:
+  using registry = std::map<std::uint64_t, std::weak_ptr<wire>>;
+
+  wire(wire_world& in, registry& all, std::shared_ptr<process> at, transport::backend_kind kind,
+       const transport::link_options& options, std::shared_ptr<transport::link_sink> sink);
+
+  // -- faults
+
+  [[nodiscard]] bool is_up() const noexcept { return state_ == state::up; }
+  [[nodiscard]] std::shared_ptr<wire> peer() const { return peer_.lock(); }
+  /// Nothing that this end has sent arrives any more. It sees that after the time; empty: never.
+  void breaks(std::optional<microseconds> seen_after);
+  /// Nothing that this end sends arrives before.
+  void falls_silent(moment until) { silent_until_ = until; }
+  void process_died() { state_ = state::closed; }
+
+  // -- transport::link
+
+  [[nodiscard]] transport::backend_kind kind() const noexcept override { return kind_; }
+  [[nodiscard]] transport::link_offer offer() const override;
+  [[nodiscard]] result<void> connect(const transport::link_offer& peer) override;
+  [[nodiscard]] result<transport::remote_grant> grant(region_id region, byte_set permitted,
+                                                      transport::access rights,
+                                                      transport::grant_scope scope) override;
+  [[nodiscard]] std::vector<transfer_id> users_of(region_id) const override { return {}; }
+  [[nodiscard]] result<void> post(transport::batch work) override;
+  [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
+  transport::fence_state fence(transfer_id transfer) override;
+  bool poll() override { return false; }
+  void close() override;
+  [[nodiscard]] transport::link_stats stats() const override { return stats_; }
+
+ private:
+  enum class state : std::uint8_t { opened, connecting, up, broken, closed };
+  /// Runs it at this end's process, in the order of the calls.
+  void report(microseconds after, std::function<void()> what);
+  void come_up(const std::shared_ptr<wire>& with);
+  void see_break(errc code, const std::string& why);
+  /// When what is sent now and takes that long arrives.
+  [[nodiscard]] moment arrival(microseconds takes) const;
+  void hear(std::vector<std::byte> frame);
+  void land(std::uint64_t number);
+  /// Moves the bytes. Returns whether both ends permit it.
+  bool touch(transfer_id transfer);
+  void complete(std::uint64_t number, std::optional<troupe::error> failure);
+  void end_flights(errc code, const std::string& why);
+
+  wire_world& world_;
+  registry& all_;
+  const std::shared_ptr<process> at_;
+  const transport::backend_kind kind_;
+  const transport::link_options options_;
+  const std::shared_ptr<transport::link_sink> sink_;
+  const std::uint64_t token_;
+  state state_{state::opened};
+  std::weak_ptr<wire> peer_;
+  bool cut_{false};
+  moment silent_until_{};
+  moment last_sent_{}, last_reported_{};
+  std::uint64_t posted_{0};
+  std::map<std::uint64_t, transport::batch> flights_;
+  std::set<transfer_id> fencing_, fenced_;
+  transport::link_stats stats_;
+};
+
+/// The data plane of one process; only what links need of it works.
+class wire_endpoint final : public transport::endpoint {
+ public:
+  wire_endpoint(wire_world& in, wire::registry& all, std::shared_ptr<process> at)
+      : world_{in}, all_{all}, at_{std::move(at)} {}
+
+  /// The backend cannot be used until then.
+  void fails(transport::backend_kind kind, moment until) { unusable_until_[kind] = until; }
+  [[nodiscard]] const std::vector<std::weak_ptr<wire>>& opened() const noexcept { return opened_; }
+
+  [[nodiscard]] std::vector<transport::backend_status> backends() const override;
+  [[nodiscard]] transport::host_identity identity() const override;
+  [[nodiscard]] result<transport::backend_choice> choose(
+      const transport::host_identity& peer, std::optional<transport::backend_kind> wanted,
+      std::span<const transport::backend_kind> excluded) const override;
+  [[nodiscard]] result<std::shared_ptr<transport::link>> open(
+      transport::backend_kind kind, const transport::link_options& options,
+      std::shared_ptr<transport::link_sink> sink) override;
+
+  [[nodiscard]] result<region_id> allocate(std::uint64_t, std::string) override { return none(); }
+  [[nodiscard]] result<transport::allocated_regions> allocate(
+      std::span<const std::uint64_t>, const std::string&,
+      const transport::host_memory_options&) override {
+    return none();
+  }
+  [[nodiscard]] result<region_id> allocate_on_gpu(std::uint32_t, std::uint64_t,
+                                                  std::string) override {
+    return none();
+  }
+  [[nodiscard]] std::optional<std::uint32_t> gpu_of(region_id) const override { return {}; }
+  [[nodiscard]] result<std::optional<std::vector<std::byte>>> copy_of_gpu(
+      std::span<const std::byte>) const override {
+    return none();
+  }
+  [[nodiscard]] result<void> after_compute(
+      const transport::compute_point&, std::uint64_t,
+      std::function<void(std::optional<troupe::error>)>) override {
+    return none();
+  }
+  [[nodiscard]] result<std::shared_ptr<transport::stream_gate>> hold(
+      const transport::compute_stream&) override {
+    return none();
+  }
+  [[nodiscard]] result<region_id> register_memory(std::span<std::byte>, std::string) override {
+    return none();
+  }
+  [[nodiscard]] result<region_id> register_memory(std::span<std::byte>, std::string,
+                                                  const transport::exported_memory&) override {
+    return none();
+  }
+  [[nodiscard]] result<void> deregister(region_id) override { return none(); }
+  [[nodiscard]] result<void> withdraw(region_id, std::chrono::milliseconds) override {
+    return none();
+  }
+  [[nodiscard]] result<std::span<std::byte>> bytes(region_id) const override { return none(); }
+  bool poll() override { return false; }
+  bool drive(std::chrono::steady_clock::time_point, int, const std::function<bool()>&) override {
+    return false;
+  }
+  void stop() override {}
+  [[nodiscard]] std::uint16_t data_port() const override { return 0; }
+
+ private:
+  static unexpected none() { return fail(errc::backend_unavailable, "not simulated"); }
+  [[nodiscard]] bool usable(transport::backend_kind kind) const;
+
+  wire_world& world_;
+  wire::registry& all_;
+  const std::shared_ptr<process> at_;
+  std::map<transport::backend_kind, moment> unusable_until_;
+  std::vector<std::weak_ptr<wire>> opened_;
+};
+
+}  // namespace troupe::actors::link_simulation
