@@ -57,12 +57,8 @@ class local_endpoint final : public endpoint {
         regions_{options_.max_regions} {}
 
   ~local_endpoint() override {
-    // Gates first: a thread that ends, or memory that is freed, may wait for a GPU that waits at a
-    // gate.
-    gates_.close();
-    // Then the threads, so that nothing calls into a backend or a link that is being destroyed.
-    if (progress_) progress_->stop();
-    if (compute_) compute_->close();
+    local_endpoint::
+        stop();  // so that nothing calls into a backend or a link that is being destroyed
     backends_.clear();
   }
 
@@ -121,9 +117,11 @@ class local_endpoint final : public endpoint {
     return gates_.hold(stream);
   }
   void stop() override {
+    // Gates first: a thread that ends, or memory that is freed, may wait for a GPU that waits at a
+    // gate.
     gates_.close();
-    progress_->stop();
-    compute_->close();
+    if (progress_) progress_->stop();
+    if (compute_) compute_->close();
   }
   bool drive(std::chrono::steady_clock::time_point until, int wake_fd,
              const std::function<bool()>& done) override {
@@ -132,7 +130,7 @@ class local_endpoint final : public endpoint {
   [[nodiscard]] std::uint16_t data_port() const override { return tcp_port_; }
 
  private:
-  [[nodiscard]] const backend* find(backend_kind kind) const {
+  [[nodiscard]] backend* find(backend_kind kind) const {
     for (const auto& candidate : backends_) {
       if (candidate->kind() == kind) return candidate.get();
     }
@@ -325,18 +323,17 @@ result<backend_choice> local_endpoint::choose(const host_identity& peer,
 
 result<std::shared_ptr<link>> local_endpoint::open(backend_kind kind, const link_options& options,
                                                    std::shared_ptr<link_sink> sink) {
-  for (const auto& candidate : backends_) {
-    if (candidate->kind() != kind) continue;
-    auto made = candidate->open(options, std::move(sink));
-    if (made) {
-      const std::lock_guard lock{links_mutex_};
-      std::erase_if(links_, [](const auto& known) { return known.expired(); });
-      links_.push_back(*made);
-    }
-    return made;
+  auto* const found = find(kind);
+  if (found == nullptr) {
+    return fail(errc::backend_unavailable,
+                "backend " + std::string{to_string(kind)} + ": " + std::string{not_built(kind)});
   }
-  return fail(errc::backend_unavailable,
-              "backend " + std::string{to_string(kind)} + ": " + std::string{not_built(kind)});
+  auto made = found->open(options, std::move(sink));
+  if (!made) return made;
+  const std::lock_guard lock{links_mutex_};
+  std::erase_if(links_, [](const auto& known) { return known.expired(); });
+  links_.push_back(*made);
+  return made;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "troupe/kvcache/or_undo.hpp"
 #include "troupe/transport/random.hpp"
@@ -20,8 +21,20 @@ bool revocable::revoke() noexcept {
   return first;
 }
 
-result<void> given_grant::check(const extent& range, access wanted,
-                                transfer_id for_transfer) const {
+void given_grant::keep(const remote_grant& drawn, region_use used) {
+  id = drawn.id;
+  transfer = drawn.transfer;
+  standing = drawn.standing;
+  rights = drawn.rights;
+  permitted = drawn.permitted;
+  base = used->data();
+  region_size = used->size();
+  region = used->id();
+  gpu = used->gpu();
+  memory = std::move(used);
+}
+
+result<void> given_grant::check_use(access wanted, transfer_id for_transfer) const {
   if (!serves(for_transfer)) {
     return fail(errc::unauthorized, "the grant was given for another transfer");
   }
@@ -29,12 +42,16 @@ result<void> given_grant::check(const extent& range, access wanted,
     return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit reading"
                                                            : "the grant does not permit writing");
   }
+  return {};
+}
+
+result<void> given_grant::check_place(const extent& range) const {
+  if (auto ok = check_range(range, region_size); !ok) return ok;
   if (!permitted.covers(range)) {
-    return fail(errc::out_of_range, "offset " + std::to_string(range.offset) + ", length " +
-                                        std::to_string(range.length) + ", count " +
-                                        std::to_string(range.count) + ", stride " +
-                                        std::to_string(range.stride) +
-                                        " is not within what the grant permits");
+    return fail(errc::out_of_range, std::to_string(range.count) + " x " +
+                                        std::to_string(range.length) + " bytes at offset " +
+                                        std::to_string(range.offset) +
+                                        " are not within what the grant permits");
   }
   return {};
 }
@@ -64,17 +81,7 @@ result<remote_grant> grant_table::give(region_use memory, const byte_set& permit
   auto said = draw_grant(*memory, permitted, rights, scope, self_);
   if (!said) return said;
   auto given = std::make_shared<given_grant>();
-  given->id = said->id;
-  given->transfer = scope.transfer;
-  given->standing = scope.standing;
-  given->rights = rights;
-  given->permitted = said->permitted;
-  given->base = memory->data();
-  given->region_size = memory->size();
-  given->region = memory->id();
-  given->gpu = memory->gpu();
-  given->memory = std::move(memory);
-
+  given->keep(*said, std::move(memory));
   const std::unique_lock lock{mutex_};
   if (grants_.size() >= max_grants_) {
     return fail(errc::overloaded,

@@ -77,10 +77,13 @@ struct given_grant {
 
   /// Whether a batch of transfer `of` may use it.
   [[nodiscard]] bool serves(transfer_id of) const noexcept { return standing || transfer == of; }
-  /// The target's check before an operation of the peer touches memory: `unauthorized` (wrong
-  /// rights, or a grant of another transfer), `out_of_range`.
-  [[nodiscard]] result<void> check(const extent& range, access wanted,
-                                   transfer_id for_transfer) const;
+  /// Fills in the grant that was drawn over `used`, and keeps the region in use.
+  void keep(const remote_grant& drawn, region_use used);
+  /// The target's checks before an operation of the peer touches memory: `unauthorized` (wrong
+  /// rights, or a grant of another transfer) ...
+  [[nodiscard]] result<void> check_use(access wanted, transfer_id for_transfer) const;
+  /// ... and `out_of_range`.
+  [[nodiscard]] result<void> check_place(const extent& range) const;
 };
 
 /// A grant over parts of `memory` with a fresh id, not entered in any table; its `key` is empty.

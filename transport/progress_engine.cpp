@@ -93,33 +93,26 @@ class core_offer {
 
 }  // namespace
 
-progress_engine::descriptors::descriptors(descriptors&& other) noexcept
-    : epoll{std::exchange(other.epoll, -1)},
-      wake{std::exchange(other.wake, -1)},
-      kick{std::exchange(other.kick, -1)},
-      handover{std::exchange(other.handover, -1)} {}
-
-progress_engine::descriptors::~descriptors() {
-  for (const int fd : {epoll, wake, kick, handover}) {
-    if (fd >= 0) ::close(fd);
-  }
-}
-
 result<progress_engine::descriptors> progress_engine::open_descriptors() {
   const auto refused = [](const char* call) {
     return fail(errc::pool_exhausted, std::string{"progress engine: "} + call + ": " +
                                           what_errno(errno) + "; raise the limit of open files");
   };
   descriptors fds;
-  if ((fds.epoll = ::epoll_create1(EPOLL_CLOEXEC)) < 0) return refused("epoll_create1");
-  if ((fds.wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return refused("eventfd");
-  if ((fds.kick = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0) return refused("eventfd");
-  fds.handover = ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-  if (fds.handover < 0) return refused("timerfd_create");
+  fds.epoll = owned_fd{::epoll_create1(EPOLL_CLOEXEC)};
+  if (!fds.epoll) return refused("epoll_create1");
+  fds.wake = owned_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!fds.wake) return refused("eventfd");
+  fds.kick = owned_fd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!fds.kick) return refused("eventfd");
+  fds.handover = owned_fd{::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
+  if (!fds.handover) return refused("timerfd_create");
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = wake_id;
-  if (::epoll_ctl(fds.epoll, EPOLL_CTL_ADD, fds.wake, &event) != 0) return refused("epoll_ctl");
+  if (::epoll_ctl(fds.epoll.get(), EPOLL_CTL_ADD, fds.wake.get(), &event) != 0) {
+    return refused("epoll_ctl");
+  }
   return fds;
 }
 
@@ -145,7 +138,7 @@ void progress_engine::stop() {
   }
   woken_.store(false, std::memory_order_seq_cst);
   wake();
-  signal(fds_.kick);
+  signal(fds_.kick.get());
   if (thread_.joinable()) thread_.join();
   // A driving caller still delivers events until it leaves.
   std::unique_lock lock{turn_mutex_};
@@ -167,7 +160,7 @@ result<watch_id> progress_engine::watch(int fd, std::uint32_t events, std::share
   epoll_event event{};
   event.events = events;
   event.data.u64 = id;
-  if (::epoll_ctl(fds_.epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+  if (::epoll_ctl(fds_.epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return fail(errc::overloaded, "cannot watch a descriptor: epoll_ctl: " + what_errno(errno));
   }
   watches_.emplace(id, watch_entry{fd, events, std::move(who), key});
@@ -182,7 +175,7 @@ void progress_engine::rearm(watch_id id, std::uint32_t events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = id.value;
-  ::epoll_ctl(fds_.epoll, EPOLL_CTL_MOD, at->second.fd, &event);
+  ::epoll_ctl(fds_.epoll.get(), EPOLL_CTL_MOD, at->second.fd, &event);
 }
 
 void progress_engine::unwatch(watch_id id) {
@@ -190,7 +183,7 @@ void progress_engine::unwatch(watch_id id) {
   const std::lock_guard lock{mutex_};
   const auto at = watches_.find(id.value);
   if (at == watches_.end()) return;
-  ::epoll_ctl(fds_.epoll, EPOLL_CTL_DEL, at->second.fd, nullptr);
+  ::epoll_ctl(fds_.epoll.get(), EPOLL_CTL_DEL, at->second.fd, nullptr);
   released = std::move(at->second.who);
   watches_.erase(at);
 }
@@ -225,8 +218,7 @@ timer_id progress_engine::call_at(steady_time when, std::shared_ptr<pollable> wh
   {
     const std::lock_guard lock{mutex_};
     id = ++last_timer_;
-    const auto at =
-        timers_.emplace(std::pair{when, id}, timer_entry{when, std::move(who), key}).first;
+    const auto at = timers_.emplace(std::pair{when, id}, timer_entry{std::move(who), key}).first;
     timer_times_.emplace(id, when);
     first = at == timers_.begin();
     if (first) next_timer_ns_.store(nanoseconds(when), std::memory_order_release);
@@ -248,7 +240,7 @@ void progress_engine::cancel(timer_id id) {
 
 void progress_engine::wake() {
   if (woken_.exchange(true, std::memory_order_seq_cst)) return;
-  signal(fds_.wake);
+  signal(fds_.wake.get());
 }
 
 void engine_waker::wake() noexcept {
@@ -266,7 +258,7 @@ void progress_engine::caller_polls() noexcept {
   // The caller begins to poll. Wake the thread, asleep until the next event, so that it is there
   // when the caller stops and can finish what the caller left half done (an acknowledgement held
   // back for the next frame, for instance).
-  signal(fds_.kick);
+  signal(fds_.kick.get());
 }
 
 bool progress_engine::poll_once() {
@@ -343,11 +335,11 @@ void progress_engine::stand_aside() {
 void progress_engine::wait_for_handover() {
   while (!stopping_.load(std::memory_order_acquire)) {
     std::array<pollfd, 2> readable{};
-    readable[0] = {fds_.handover, POLLIN, 0};
-    readable[1] = {fds_.kick, POLLIN, 0};
+    readable[0] = {fds_.handover.get(), POLLIN, 0};
+    readable[1] = {fds_.kick.get(), POLLIN, 0};
     ::poll(readable.data(), readable.size(), -1);
-    if (readable[0].revents != 0) drain(fds_.handover);
-    if (readable[1].revents != 0) drain(fds_.kick);
+    if (readable[0].revents != 0) drain(fds_.handover.get());
+    if (readable[1].revents != 0) drain(fds_.kick.get());
     if (readable[0].revents == 0) continue;
     const std::lock_guard lock{turn_mutex_};
     if (driven_) continue;
@@ -363,7 +355,7 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
     if (driven_.exchange(true, std::memory_order_acq_rel)) return false;
   }
   const at_end over{[this] { leave(); }};
-  if (with_.own_thread && !aside_.load(std::memory_order_acquire)) signal(fds_.kick);
+  if (with_.own_thread && !aside_.load(std::memory_order_acquire)) signal(fds_.kick.get());
   auto last_work = steady_clock::now();
   core_offer offer;
   while (!done() && !stopping_.load(std::memory_order_acquire)) {
@@ -375,7 +367,7 @@ bool progress_engine::drive(steady_time until, int wake_fd, const std::function<
     // drivers that stay long enough pay for this.
     if (handover_at_ && (may_sleep || now + handover_margin >= *handover_at_)) {
       handover_at_.reset();
-      set_timer(fds_.handover, {});
+      set_timer(fds_.handover.get(), {});
     }
     if (run_round({may_sleep, until, wake_fd})) {
       last_work = steady_clock::now();
@@ -391,7 +383,7 @@ void progress_engine::leave() {
   driven_ = false;
   left_.notify_all();  // under the lock: the waiter may destroy the engine next
   handover_at_ = steady_clock::now() + handover_delay;
-  set_timer(fds_.handover, handover_delay);
+  set_timer(fds_.handover.get(), handover_delay);
 }
 
 bool progress_engine::round(const sleep_plan& sleep) {
@@ -401,13 +393,13 @@ bool progress_engine::round(const sleep_plan& sleep) {
   if (!worked && sleep.may_sleep) {
     if (prepare_sleep()) {
       sleep_until(sleep, now);
-      worked = take_events(0);
+      worked = take_events();
       now = steady_clock::now();
     } else {
       worked = true;  // there was work, perhaps done already: run what it caused
     }
   } else if (round_pollers_.empty() || ++rounds_since_events_ >= rounds_per_events) {
-    worked = take_events(0) || worked;
+    worked = take_events() || worked;
   }
   if (nanoseconds(now) >= next_timer_ns_.load(std::memory_order_acquire)) {
     worked = run_timers(now) || worked;
@@ -420,25 +412,22 @@ void progress_engine::sleep_until(const sleep_plan& sleep, steady_time now) {
   const auto timeout = time_to_sleep(now, sleep.until);
   running_.store(false, std::memory_order_release);
   std::array<pollfd, 2> readable{};
-  readable[0] = {fds_.epoll, POLLIN, 0};
+  readable[0] = {fds_.epoll.get(), POLLIN, 0};
   const bool is_thread = sleep.wake_fd < 0;
-  readable[1] = {is_thread ? fds_.kick : sleep.wake_fd, POLLIN, 0};
+  readable[1] = {is_thread ? fds_.kick.get() : sleep.wake_fd, POLLIN, 0};
   ::poll(readable.data(), readable.size(), static_cast<int>(timeout.count()));
   spin_.slept(steady_clock::now() - now);
-  if (is_thread && readable[1].revents != 0) drain(fds_.kick);
-  bool expected = false;
-  if (!running_.compare_exchange_strong(expected, true, std::memory_order_acquire)) {
-    // A caller took over, and its `run_round` will store false: wait for that round to end first.
-    while (running_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
-  }
+  if (is_thread && readable[1].revents != 0) drain(fds_.kick.get());
+  // If a caller took over, its `run_round` will store false: wait for that round to end first.
+  while (running_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
   end_sleep();
 }
 
-bool progress_engine::take_events(int timeout_ms) {
+bool progress_engine::take_events() {
   rounds_since_events_ = 0;
   std::array<epoll_event, 64> events{};
   const int count =
-      ::epoll_wait(fds_.epoll, events.data(), static_cast<int>(events.size()), timeout_ms);
+      ::epoll_wait(fds_.epoll.get(), events.data(), static_cast<int>(events.size()), 0);
   bool worked = false;
   for (int i = 0; i < count; ++i) {
     const auto id = events[static_cast<std::size_t>(i)].data.u64;
@@ -464,7 +453,7 @@ bool progress_engine::take_events(int timeout_ms) {
 void progress_engine::drain_wake() {
   // In this order, a wake in between writes once more. In the other order, its write could be read
   // here while `woken_` still announces it, and nobody would write again.
-  drain(fds_.wake);
+  drain(fds_.wake.get());
   woken_.exchange(false, std::memory_order_seq_cst);
 }
 

@@ -16,6 +16,7 @@
 
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::transport {
 
@@ -144,14 +145,7 @@ class progress_engine {
  private:
   /// The descriptors of one engine.
   struct descriptors {
-    int epoll{-1};
-    int wake{-1};
-    int kick{-1};
-    int handover{-1};
-    descriptors() = default;
-    descriptors(descriptors&& other) noexcept;
-    descriptors& operator=(descriptors&&) = delete;
-    ~descriptors();
+    owned_fd epoll, wake, kick, handover;
   };
   [[nodiscard]] static result<descriptors> open_descriptors();
 
@@ -164,7 +158,6 @@ class progress_engine {
     std::uint64_t key{0};
   };
   struct timer_entry {
-    steady_time when;
     std::shared_ptr<pollable> who;
     std::uint64_t key{0};
   };
@@ -186,7 +179,7 @@ class progress_engine {
   enum class turn : std::uint8_t { own, of_caller };
   bool run_round(const sleep_plan& sleep, turn whose = turn::own);
   void sleep_until(const sleep_plan& sleep, steady_time now);
-  bool take_events(int timeout_ms);
+  bool take_events();
   bool run_timers(steady_time now);
   bool poll_pollers(steady_time now);
   bool prepare_sleep();

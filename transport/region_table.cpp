@@ -13,6 +13,14 @@
 
 namespace troupe::transport {
 
+namespace {
+
+unexpected not_registered(region_id id) {
+  return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
+}
+
+}  // namespace
+
 result<region_id> region_table::allocate(std::uint64_t size, std::string name) {
   if (size == 0) {
     return fail(errc::invalid_config,
@@ -180,9 +188,7 @@ result<region_id> region_table::insert(region::description what) {
 result<void> region_table::withdraw(region_id id) {
   const std::unique_lock lock{mutex_};
   const auto at = regions_.find(id);
-  if (at == regions_.end()) {
-    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
-  }
+  if (at == regions_.end()) return not_registered(id);
   at->second->withdrawn_ = true;
   return {};
 }
@@ -191,9 +197,7 @@ result<void> region_table::remove(region_id id) {
   owned_region removed;  // destroyed after the lock: unmapping may take long
   std::unique_lock lock{mutex_};
   const auto at = regions_.find(id);
-  if (at == regions_.end()) {
-    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
-  }
+  if (at == regions_.end()) return not_registered(id);
   // Uses are added under the shared lock only, so a count of zero stays zero here.
   if (const auto uses = at->second->uses_.load(std::memory_order_acquire) - 1; uses != 0) {
     return fail(errc::overloaded, "region " + std::to_string(id.value) + " '" + at->second->name() +
@@ -228,9 +232,7 @@ void region_table::forget_listener(std::uint64_t number) {
 result<region_use> region_table::use(region_id id) const {
   const std::shared_lock lock{mutex_};
   const auto at = regions_.find(id);
-  if (at == regions_.end()) {
-    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
-  }
+  if (at == regions_.end()) return not_registered(id);
   if (at->second->withdrawn_) {
     return fail(errc::unknown_region, "region " + std::to_string(id.value) + " '" +
                                           at->second->name() + "' was withdrawn");
@@ -264,9 +266,7 @@ result<region_use> region_table::use_by_way_of_host(region_id id, backend_kind b
 result<std::span<std::byte>> region_table::bytes(region_id id) const {
   const std::shared_lock lock{mutex_};
   const auto at = regions_.find(id);
-  if (at == regions_.end()) {
-    return fail(errc::unknown_region, "region " + std::to_string(id.value) + " is not registered");
-  }
+  if (at == regions_.end()) return not_registered(id);
   return at->second->bytes();
 }
 

@@ -28,6 +28,15 @@ bool same_namespace(std::uint64_t one, std::uint64_t other) {
   return one != 0 && one == other;
 }
 
+template <class Fits>
+std::optional<backend_kind> first_that(Fits fits) {
+  for (const auto kind :
+       {backend_kind::shm, backend_kind::tcp, backend_kind::rdma, backend_kind::xgmi}) {
+    if (fits(kind)) return kind;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string_view to_string(backend_kind kind) noexcept {
@@ -39,19 +48,6 @@ std::string_view to_string(backend_kind kind) noexcept {
   }
   return "unknown";
 }
-
-namespace {
-
-template <class Fits>
-std::optional<backend_kind> first_that(Fits fits) {
-  for (const auto kind :
-       {backend_kind::shm, backend_kind::tcp, backend_kind::rdma, backend_kind::xgmi}) {
-    if (fits(kind)) return kind;
-  }
-  return std::nullopt;
-}
-
-}  // namespace
 
 std::optional<backend_kind> backend_kind_from(std::string_view name) noexcept {
   return first_that([name](backend_kind kind) { return to_string(kind) == name; });

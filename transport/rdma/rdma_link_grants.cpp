@@ -28,19 +28,6 @@ int rights_of(access rights) {
          (permits(rights, access::read) ? IBV_ACCESS_REMOTE_READ : 0);
 }
 
-/// Fills in what this end checks the peer's small batches against.
-void keep(given_grant& kept, const remote_grant& told, region_use memory) {
-  kept.id = told.id;
-  kept.transfer = told.transfer;
-  kept.standing = told.standing;
-  kept.rights = told.rights;
-  kept.permitted = told.permitted;
-  kept.base = memory->data();
-  kept.region_size = memory->size();
-  kept.region = memory->id();
-  kept.memory = std::move(memory);
-}
-
 }  // namespace
 
 // -- ours
@@ -69,7 +56,7 @@ result<remote_grant> rdma_link::grant(region_id region, byte_set permitted, acce
                   .rights = rights,
                   .lanes = 0,
                   .keys = {}};
-  keep(opened->given, *given, std::move(*memory));
+  opened->given.keep(*given, std::move(*memory));
   std::optional<troupe::error> broken;
   {
     std::unique_lock lock{mutex_};

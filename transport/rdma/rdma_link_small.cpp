@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -201,9 +202,11 @@ result<void> rdma_link::land(const small_batch& batch) {
         return fail(errc::out_of_range, "the target's processor does not reach its memory");
       }
     }
-    if (auto ok = grant->check({run.offset, run.bytes, 0, 1}, access::write, batch.transfer());
-        !ok) {
-      return ok;
+    if (auto ok = grant->check_use(access::write, batch.transfer()); !ok) return ok;
+    if (!grant->permitted.covers({run.offset, run.bytes, 0, 1})) {
+      return fail(errc::out_of_range,
+                  "offset " + std::to_string(run.offset) + ", length " + std::to_string(run.bytes) +
+                      ", count 1, stride 0 is not within what the grant permits");
     }
   }
   const auto* from = batch.bytes().data();

@@ -23,13 +23,7 @@ result<void> place(std::span<const chunk_run> runs, const given_grant& grant,
   out.clear();
   for (const auto& run : runs) {
     const extent range{run.offset, run.length, run.stride, run.count};
-    if (auto ok = check_range(range, grant.region_size); !ok) return ok;
-    if (!grant.permitted.covers(range)) {
-      return fail(errc::out_of_range, std::to_string(run.count) + " x " +
-                                          std::to_string(run.length) + " bytes at offset " +
-                                          std::to_string(run.offset) +
-                                          " are not within what the grant permits");
-    }
+    if (auto ok = grant.check_place(range); !ok) return ok;
     out.push_back({grant.base + run.offset, run.length, run.stride, run.count,
                    grant.gpu.value_or(staging::memory_run::on_host)});
   }
@@ -46,12 +40,6 @@ result<void> check_sizes(std::span<const chunk_run> runs) {
     left -= run.length * run.count;
   }
   return {};
-}
-
-std::uint64_t bytes_of(std::span<const staging::memory_run> runs) noexcept {
-  std::uint64_t sum = 0;
-  for (const auto& run : runs) sum += run.length * run.count;
-  return sum;
 }
 
 }  // namespace
@@ -107,12 +95,9 @@ result<void> chunk_server::start(chunk_area& area, std::size_t index, const chun
   const auto grant = grants_.find(what.grant);
   if (!grant || grant->guard.revoked()) return fail(revoked());
   const bool writes = what.dir == static_cast<std::uint32_t>(direction::write);
-  if (!grant->serves(transfer_id{what.transfer})) {
-    return fail(errc::unauthorized, "the grant was given for another transfer");
-  }
-  if (!permits(grant->rights, writes ? access::write : access::read)) {
-    return fail(errc::unauthorized,
-                writes ? "the grant does not permit writing" : "the grant does not permit reading");
+  if (auto ok = grant->check_use(writes ? access::write : access::read, transfer_id{what.transfer});
+      !ok) {
+    return ok;
   }
   if (auto ok = place(asked_runs_, *grant, runs_); !ok) return ok;
   if (auto ok = area.pin(copies_.pool().runtime(), grant->gpu.value_or(0)); !ok) return ok;
@@ -124,7 +109,7 @@ result<void> chunk_server::start(chunk_area& area, std::size_t index, const chun
                                       {.dir = writes ? direction::read : direction::write,
                                        .runs = runs_,
                                        .from = {},
-                                       .bytes = bytes_of(runs_),
+                                       .bytes = staging::bytes_of(runs_),
                                        .memory = {&grant->memory, 1},
                                        .transfer = grant->transfer,
                                        .batch = 0,

@@ -54,16 +54,8 @@ result<std::byte*> map_sealed(int fd, std::uint64_t size) {
   return static_cast<std::byte*>(at);
 }
 
-control_mapping& control_mapping::operator=(control_mapping&& other) noexcept {
-  if (this != &other) {
-    std::swap(fd_, other.fd_);
-    std::swap(memory_, other.memory_);
-  }
-  return *this;
-}
-
-control_mapping::~control_mapping() {
-  if (memory_ != nullptr) ::munmap(memory_, sizeof(control_memory));
+void control_mapping::unmap::operator()(control_memory* mapped) const noexcept {
+  ::munmap(mapped, sizeof(control_memory));
 }
 
 std::uint64_t control_mapping::file_number() const noexcept {
@@ -83,7 +75,7 @@ result<control_mapping> control_mapping::map(owned_fd fd) {
   control_mapping made;
   made.fd_ = std::move(fd);
   // A fresh memfd reads as zeros, which is the initial state of all members.
-  made.memory_ = reinterpret_cast<control_memory*>(*at);
+  made.memory_.reset(reinterpret_cast<control_memory*>(*at));
   return made;
 }
 

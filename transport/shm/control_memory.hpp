@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "troupe/kvcache/result.hpp"
 #include "troupe/transport/owned_fd.hpp"
@@ -57,12 +58,6 @@ struct control_memory {
 /// A mapping of the control page. Unmapped with its owner. Not inherited by forked children.
 class control_mapping {
  public:
-  control_mapping() = default;
-  control_mapping(control_mapping&& other) noexcept
-      : fd_{std::move(other.fd_)}, memory_{std::exchange(other.memory_, nullptr)} {}
-  control_mapping& operator=(control_mapping&& other) noexcept;
-  ~control_mapping();
-
   /// `pool_exhausted`.
   [[nodiscard]] static result<control_mapping> create();
   /// Maps the page that the peer created, after checking its size and seals. `unauthorized`,
@@ -70,7 +65,7 @@ class control_mapping {
   [[nodiscard]] static result<control_mapping> map(owned_fd fd);
 
   explicit operator bool() const noexcept { return memory_ != nullptr; }
-  [[nodiscard]] control_memory* operator->() const noexcept { return memory_; }
+  [[nodiscard]] control_memory* operator->() const noexcept { return memory_.get(); }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
   /// Identifies the page at both ends while its descriptor is open; 0 afterwards.
   [[nodiscard]] std::uint64_t file_number() const noexcept;
@@ -78,8 +73,12 @@ class control_mapping {
   void close_fd() noexcept { fd_.reset(); }
 
  private:
+  struct unmap {
+    void operator()(control_memory* mapped) const noexcept;
+  };
+
   owned_fd fd_;
-  control_memory* memory_{nullptr};
+  std::unique_ptr<control_memory, unmap> memory_;
 };
 
 }  // namespace troupe::transport::shm

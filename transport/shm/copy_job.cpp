@@ -125,16 +125,12 @@ job_runner::outcome job_runner::step(copy_job& job) const {
 
 result<void> job_runner::carry(const job_piece& piece, direction dir,
                                std::span<const copy_run> runs) const {
-  if (!piece.mapped) {
-    auto copied = copy_through_kernel(dir, runs);
-    return copied ? result<void>{} : fail(std::move(copied).error());
-  }
+  if (!piece.mapped) return copy_through_kernel(dir, runs);
   copier_.copy(runs);
   return {};
 }
 
-result<std::uint64_t> job_runner::copy_through_kernel(direction dir,
-                                                      std::span<const copy_run> runs) const {
+result<void> job_runner::copy_through_kernel(direction dir, std::span<const copy_run> runs) const {
   std::array<iovec, chunk_runs> here{};
   std::array<iovec, chunk_runs> there{};
   for (std::size_t i = 0; i < runs.size(); ++i) {
@@ -144,7 +140,6 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir,
     there[i] = {dir == direction::write ? run.to : from, run.length};
   }
   std::size_t first = 0;
-  std::uint64_t moved = 0;
   const auto pid = static_cast<pid_t>(peer_->pid());
   const auto ended = [] {
     return fail(errc::peer_lost, "the peer's process has ended; its memory is gone");
@@ -168,7 +163,6 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir,
     }
     // A short transfer may end inside a run: continue from that byte.
     auto left = static_cast<std::size_t>(got);
-    moved += left;
     while (first < runs.size() && left >= here[first].iov_len) left -= here[first++].iov_len;
     if (left != 0) {
       here[first] = {static_cast<std::byte*>(here[first].iov_base) + left,
@@ -178,7 +172,7 @@ result<std::uint64_t> job_runner::copy_through_kernel(direction dir,
     }
   }
   if (!peer_->alive()) return ended();
-  return moved;
+  return {};
 }
 
 void copy_job::release_memory() {

@@ -95,8 +95,8 @@ class job_runner {
   };
 
   static void fill(const copy_job& job, chunk& out, std::size_t max_runs);
-  [[nodiscard]] result<std::uint64_t> copy_through_kernel(direction dir,
-                                                          std::span<const copy_run> runs) const;
+  [[nodiscard]] result<void> copy_through_kernel(direction dir,
+                                                 std::span<const copy_run> runs) const;
 
   copier copier_;
   const peer_process* peer_;

@@ -127,20 +127,7 @@ fence_state mapped_link::fence(transfer_id transfer) {
     }
     revoke(transfer);
     quiescent = !touches(transfer) && quiescent;
-    std::vector<std::shared_ptr<mapped_job>> stopped;
-    for (const auto& job : active_) {
-      if (job->work.transfer != transfer) continue;
-      job->cancelled.store(true, std::memory_order_release);
-      if (job->running) {
-        quiescent = false;
-      } else {
-        stopped.push_back(job);
-      }
-    }
-    for (const auto& job : stopped) {
-      job->failure = troupe::error{errc::aborted, "the transfer was fenced here"};
-      finish(job);
-    }
+    quiescent = cancel_jobs({errc::aborted, "the transfer was fenced here"}, transfer) && quiescent;
     if (!quiescent) {
       pending_fences_.insert(transfer);
       attention_.store(true, std::memory_order_release);
@@ -307,17 +294,33 @@ void mapped_link::on_timer(std::uint64_t key, steady_time /*now*/) {
 
 // -- ending
 
-/// Under the lock: ends every batch. Running batches end when their thread returns.
-void mapped_link::cancel_jobs(const troupe::error& why) {
+/// Under the lock: ends the batches of one transfer, or all. Running batches end when their thread
+/// returns. Returns whether there was none of these.
+bool mapped_link::cancel_jobs(const troupe::error& why, std::optional<transfer_id> transfer) {
+  bool ended = true;
   std::vector<std::shared_ptr<mapped_job>> stopped;
   for (const auto& job : active_) {
+    if (transfer && job->work.transfer != *transfer) continue;
     job->cancelled.store(true, std::memory_order_release);
     if (!job->running) stopped.push_back(job);
+    ended = ended && !job->running;
   }
   for (const auto& job : stopped) {
     job->failure = why;
     finish(job);
   }
+  return ended;
+}
+
+/// Under the lock, in the state `broken` or `closed`: takes back all grants, drops the frames that
+/// wait, and ends every batch.
+void mapped_link::end_everything(const troupe::error& why) {
+  up_.store(false, std::memory_order_release);
+  if (slots_) slots_->revoke_all();
+  revoke_all();
+  waiting_frames_.clear();
+  waiting_bytes_ = 0;
+  cancel_jobs(why);
 }
 
 void mapped_link::break_link(troupe::error why, bool peer_is_dead) {
@@ -329,12 +332,7 @@ void mapped_link::break_link(troupe::error why, bool peer_is_dead) {
       if (!peer_is_dead) say_bye();
       state_ = link_phase::broken;
       why_broken_ = why;
-      up_.store(false, std::memory_order_release);
-      if (slots_) slots_->revoke_all();
-      revoke_all();
-      waiting_frames_.clear();
-      waiting_bytes_ = 0;
-      cancel_jobs(why);
+      end_everything(why);
       broken_event_due_ = running_ != 0;
       if (!broken_event_due_) sink_.put(broken_event{std::move(why)});
     }
@@ -379,13 +377,8 @@ void mapped_link::close() {
     if (state_ == link_phase::closed) return;
     if (state_ != link_phase::broken) say_bye();
     state_ = link_phase::closed;
-    up_.store(false, std::memory_order_release);
     broken_event_due_ = false;
-    if (slots_) slots_->revoke_all();
-    revoke_all();
-    waiting_frames_.clear();
-    waiting_bytes_ = 0;
-    cancel_jobs({errc::aborted, "the link was closed"});
+    end_everything({errc::aborted, "the link was closed"});
     collect_quiescent();
   }
   sink_.deliver();

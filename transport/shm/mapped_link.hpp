@@ -173,7 +173,7 @@ class mapped_link : public link,
   /// lock. The cause may be that the link ended meanwhile.
   [[nodiscard]] unexpected refused(troupe::error why) const;
   [[nodiscard]] result<void> admit(transfer_id transfer, std::size_t frame_bytes);
-  void take_in(const std::shared_ptr<mapped_job>& job);
+  [[nodiscard]] result<void> take_in(const std::shared_ptr<mapped_job>& job);
   void finish(const std::shared_ptr<mapped_job>& job);
   void conclude(direction dir, std::span<const std::byte> frame, const completion& done);
 
@@ -186,7 +186,8 @@ class mapped_link : public link,
 
   // -- ending (mapped_link.cpp)
   void break_link(troupe::error why, bool peer_is_dead);
-  void cancel_jobs(const troupe::error& why);
+  bool cancel_jobs(const troupe::error& why, std::optional<transfer_id> transfer = {});
+  void end_everything(const troupe::error& why);
   void collect_quiescent();
   void settle();
   void let_go();

@@ -35,10 +35,13 @@ result<void> mapped_link::admit(transfer_id transfer, std::size_t frame_bytes) {
   return ledger_.admit(transfer);
 }
 
-/// Under the lock: an admitted batch is in flight from here, until `finish`.
-void mapped_link::take_in(const std::shared_ptr<mapped_job>& job) {
+/// Under the lock: admits the batch, which is then in flight until `finish`.
+result<void> mapped_link::take_in(const std::shared_ptr<mapped_job>& job) {
+  auto admitted = admit(job->work.transfer, job->work.frame.size());
+  if (!admitted) return admitted;
   reserved_bytes_ += job->work.frame.size();
   active_.push_back(job);
+  return admitted;
 }
 
 /// Under the lock: removes the batch and queues its completion (and its frame).

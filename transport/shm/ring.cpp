@@ -16,10 +16,6 @@ constexpr std::uint64_t header_of(std::uint64_t position, std::size_t bytes, boo
   return lap_of(position) << 32 | static_cast<std::uint64_t>(bytes) << 1 | (more ? 1u : 0u);
 }
 
-constexpr std::size_t record_cells(std::size_t bytes) noexcept {
-  return bytes == 0 ? 1 : (bytes + cell_payload - 1) / cell_payload;
-}
-
 }  // namespace
 
 // -- producer

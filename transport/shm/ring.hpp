@@ -112,14 +112,15 @@ class ring_consumer {
   std::vector<std::byte> partial_;  ///< parts of a frame whose last part has not arrived yet
 };
 
+/// Cells that a record of this size takes.
+[[nodiscard]] constexpr std::size_t record_cells(std::size_t bytes) noexcept {
+  return bytes == 0 ? 1 : (bytes + cell_payload - 1) / cell_payload;
+}
 /// Cells that a frame of this size takes, each part rounded up by itself.
 [[nodiscard]] constexpr std::size_t cells_of(std::size_t bytes) noexcept {
-  const auto part = [](std::size_t n) {
-    return n == 0 ? 1 : (n + cell_payload - 1) / cell_payload;
-  };
   const std::size_t whole = bytes / max_record;
   const std::size_t rest = bytes % max_record;
-  return whole * part(max_record) + (rest != 0 || whole == 0 ? part(rest) : 0);
+  return whole * record_cells(max_record) + (rest != 0 || whole == 0 ? record_cells(rest) : 0);
 }
 
 }  // namespace troupe::transport::shm

@@ -58,7 +58,6 @@ class shm_link : public mapped_link {
   [[nodiscard]] result<void> share_region(const region& memory);
 
   // -- copying (shm_link_post.cpp)
-  [[nodiscard]] result<std::shared_ptr<copy_job>> make_copy(batch& work);
   [[nodiscard]] result<job_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] const mapped_region* mapped_now(region_id region);
   bool post_small(batch& work);

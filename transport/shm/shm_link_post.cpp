@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -90,11 +91,6 @@ result<void> shm_link::find_remote(const remote_grant& grant, job_piece& made) {
   return {};
 }
 
-result<std::shared_ptr<copy_job>> shm_link::make_copy(batch& work) {
-  return make_job<copy_job>(
-      work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
-}
-
 /// Under the lock. Null if the peer has not shared the region, or if its message is still unread.
 const mapped_region* shm_link::mapped_now(region_id region) {
   if (last_mapped_ && last_region_ == region) return last_mapped_.get();
@@ -159,14 +155,13 @@ result<void> shm_link::post(batch work) {
   if (post_small(work)) return {};
   if (auto ok = check_batch(work); !ok) return ok;
   if (auto ok = need_up(); !ok) return ok;
-  auto made = make_copy(work);
+  auto made = make_job<copy_job>(work, std::bind_front(&shm_link::prepare_piece, this));
   if (!made) return post_of_device(work, std::move(made).error());
   const auto& job = *made;
   if (job->total <= inline_bytes) return run_inline(job);
   {
     const std::lock_guard lock{mutex_};
-    if (auto ok = admit(job->work.transfer, job->work.frame.size()); !ok) return ok;
-    take_in(job);
+    if (auto ok = take_in(job); !ok) return ok;
     queued_.push_back(job);
     in_work_.fetch_add(1, std::memory_order_release);
   }
@@ -178,8 +173,7 @@ result<void> shm_link::post(batch work) {
 result<void> shm_link::run_inline(const std::shared_ptr<copy_job>& job) {
   {
     const std::lock_guard lock{mutex_};
-    if (auto ok = admit(job->work.transfer, job->work.frame.size()); !ok) return ok;
-    take_in(job);
+    if (auto ok = take_in(job); !ok) return ok;
     job->running = true;
     running_ += 1;
   }

@@ -94,7 +94,7 @@ bool shm_listener::on_ready(std::uint64_t key, std::uint32_t /*events*/) {
     engine_.unwatch(at->second.watch);
     strangers_.erase(at);
   }
-  hear(socket.get(), from, socket);
+  hear(socket, from);
   return true;
 }
 
@@ -116,7 +116,7 @@ void shm_listener::take_connections() {
       continue;
     }
     // A real peer has sent its hello before we come to accept it.
-    if (hear(caller.get(), *from, caller)) continue;
+    if (hear(caller, *from)) continue;
 
     const std::lock_guard lock{mutex_};
     if (stopped_) return;
@@ -146,8 +146,8 @@ owned_fd shm_listener::take_without_descriptors() {
   return caller;
 }
 
-bool shm_listener::hear(int socket, const peer_credentials& from, owned_fd& owner) {
-  auto heard = receive_message(socket, fds_allowed::no);
+bool shm_listener::hear(owned_fd& socket, const peer_credentials& from) {
+  auto heard = receive_message(socket.get(), fds_allowed::no);
   if (heard && std::holds_alternative<socket_state>(*heard)) {
     return std::get<socket_state>(*heard) == socket_state::closed;
   }
@@ -168,10 +168,10 @@ bool shm_listener::hear(int socket, const peer_credentials& from, owned_fd& owne
     if (at != expected_.end()) target = at->second.lock();
   }
   if (target) {
-    target->accept({std::move(owner), *hello, from});
+    target->accept({std::move(socket), *hello, from});
   } else {
     notice(who + " showed a token that no link here waits for");
-    static_cast<void>(send_message(socket, bye_message{}));
+    static_cast<void>(send_message(socket.get(), bye_message{}));
   }
   return true;
 }

@@ -66,7 +66,7 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
   owned_fd take_without_descriptors();
   /// Returns whether the connection is no longer a stranger: it sent a message (right or wrong) or
   /// went away.
-  bool hear(int socket, const peer_credentials& from, owned_fd& owner);
+  bool hear(owned_fd& socket, const peer_credentials& from);
   void drop(std::map<std::uint64_t, stranger>::iterator which);
   /// Reports at most one sentence a second, with the number of suppressed ones.
   void notice(const std::string& what);

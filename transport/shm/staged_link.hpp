@@ -58,7 +58,6 @@ class staged_link final : public shm_link {
 
   // -- posting (staged_link_post.cpp)
   [[nodiscard]] bool is_of_devices(const batch& work) const;
-  [[nodiscard]] result<std::shared_ptr<staged_job>> make_staged(batch& work);
   [[nodiscard]] result<staged_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] result<void> need_chunks(const staged_job& job);
 

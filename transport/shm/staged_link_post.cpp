@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "troupe/transport/batch_check.hpp"
@@ -40,11 +41,6 @@ result<staged_piece> staged_link::prepare_piece(const batch& work, std::size_t i
   return made;
 }
 
-result<std::shared_ptr<staged_job>> staged_link::make_staged(batch& work) {
-  return make_job<staged_job>(
-      work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
-}
-
 /// Creates our chunks, shares them with the peer if it must move bytes, and pins them if a GPU of
 /// ours does; each once.
 result<void> staged_link::need_chunks(const staged_job& job) {
@@ -79,14 +75,13 @@ result<void> staged_link::need_chunks(const staged_job& job) {
 
 result<void> staged_link::post_of_device(batch& work, troupe::error why) {
   if (!is_of_devices(work)) return refused(std::move(why));
-  auto prepared = make_staged(work);
+  auto prepared = make_job<staged_job>(work, std::bind_front(&staged_link::prepare_piece, this));
   if (!prepared) return refused(std::move(prepared).error());
   const auto& job = *prepared;
   if (auto ok = need_chunks(*job); !ok) return refused(std::move(ok).error());
   {
     const std::lock_guard lock{mutex_};
-    if (auto ok = admit(job->work.transfer, job->work.frame.size()); !ok) return ok;
-    take_in(job);
+    if (auto ok = take_in(job); !ok) return ok;
     fresh_.push_back(job);
     used_.store(true, std::memory_order_release);
     in_work_.fetch_add(1, std::memory_order_seq_cst);

@@ -20,6 +20,12 @@ struct memory_run {
   static constexpr std::uint32_t on_host = 0xffff'ffff;
 };
 
+[[nodiscard]] inline std::uint64_t bytes_of(std::span<const memory_run> runs) noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& run : runs) sum += run.length * run.count;
+  return sum;
+}
+
 /// Walks the bytes of runs in order. Runs are never empty (length and count at least 1).
 class run_cursor {
  public:

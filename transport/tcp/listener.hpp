@@ -42,7 +42,6 @@ class lane_acceptor {
 class listener final : public pollable, public std::enable_shared_from_this<listener> {
  public:
   [[nodiscard]] static result<std::shared_ptr<listener>> create(backend_context& context);
-  ~listener() override = default;
 
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
   [[nodiscard]] const std::string& host() const noexcept { return context_.options.host; }

@@ -73,8 +73,6 @@ lane_receiver::step lane_receiver::handle(const frame_decoder::event& event) {
   switch (event.what) {
     case frame_decoder::kind::need_more: return step::need_bytes;
     case frame_decoder::kind::begin: {
-      session_ = {};
-      session_in_buffer_ = false;
       stored_.clear();
       landed_ = true;
       auto where = handler_.on_begin(decoder_.header(), event.bytes);

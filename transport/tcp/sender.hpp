@@ -100,8 +100,6 @@ class lane_sender {
   bool add_request_frame(outgoing& job);
   [[nodiscard]] wire_entry next_entry(const outgoing& job, std::size_t room,
                                       std::size_t pieces) const;
-  void add_memory(const staging::memory_run& run, std::uint32_t repetition, std::uint64_t offset,
-                  const wire_entry& entry, std::size_t first_iov);
   void add_payload(outgoing& job, const wire_entry& entry, std::size_t first_iov);
   void add_from_chunk(outgoing& job, std::size_t bytes, std::size_t first_iov);
   void add_staged(const std::byte* at, std::size_t size);

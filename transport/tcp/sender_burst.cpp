@@ -146,10 +146,8 @@ void lane_sender::add_end(outgoing& job) {
   } else {
     add_withdrawn(job);
   }
-  std::uint64_t done = 0;  // bytes that will not be sent must not count as queued
-  for (std::size_t i = 0; i < job.cursor.run(); ++i) {
-    done += job.runs[i].length * job.runs[i].count;
-  }
+  // Bytes that will not be sent must not count as queued.
+  auto done = staging::bytes_of(std::span{job.runs}.first(job.cursor.run()));
   if (job.cursor.run() < job.runs.size()) {
     done += job.runs[job.cursor.run()].length * job.cursor.repetition() + job.cursor.offset();
   }
@@ -211,10 +209,15 @@ wire_entry lane_sender::next_entry(const outgoing& job, std::size_t room,
   return entry;
 }
 
-void lane_sender::add_memory(const staging::memory_run& run, std::uint32_t repetition,
-                             std::uint64_t offset, const wire_entry& entry, std::size_t first_iov) {
+void lane_sender::add_payload(outgoing& job, const wire_entry& entry, std::size_t first_iov) {
+  if (job.stage) {
+    add_from_chunk(job, std::size_t{entry.length} * entry.count, first_iov);
+    return;
+  }
+  const auto& run = job.runs[job.cursor.run()];
+  const std::uint64_t first = job.cursor.repetition();
   for (std::uint32_t i = 0; i < entry.count; ++i) {
-    auto* at = run.at + (std::uint64_t{repetition} + i) * run.stride + offset;
+    auto* at = run.at + (first + i) * run.stride + job.cursor.offset();
     if (iov_.size() > first_iov) {
       auto& last = iov_.back();
       if (static_cast<std::byte*>(last.iov_base) + last.iov_len == at) {
@@ -225,15 +228,6 @@ void lane_sender::add_memory(const staging::memory_run& run, std::uint32_t repet
     iov_.push_back({at, entry.length});
   }
   segments_ += entry.count;
-}
-
-void lane_sender::add_payload(outgoing& job, const wire_entry& entry, std::size_t first_iov) {
-  if (job.stage) {
-    add_from_chunk(job, std::size_t{entry.length} * entry.count, first_iov);
-  } else {
-    add_memory(job.runs[job.cursor.run()], job.cursor.repetition(), job.cursor.offset(), entry,
-               first_iov);
-  }
 }
 
 // Adds bytes that a GPU has copied into a chunk.

@@ -15,12 +15,6 @@ unexpected against_protocol(const std::string& what) {
   return fail(errc::link_broken, "the peer broke the tcp protocol: " + what);
 }
 
-std::uint64_t bytes_of(const std::vector<staging::memory_run>& runs) noexcept {
-  std::uint64_t sum = 0;
-  for (const auto& run : runs) sum += run.length * run.count;
-  return sum;
-}
-
 // Where one frame's entries lie in the granted region. Invalid if `failure` is set.
 struct placed {
   std::vector<staging::memory_run> runs;
@@ -38,13 +32,7 @@ placed place(std::span<const std::byte> table, const given_grant& grant,
     const extent range{entry.offset, entry.length, entry.stride, entry.count};
     auto ok = entry.length == 0 || entry.count == 0
                   ? result<void>{fail(errc::out_of_range, "a segment of 0 bytes")}
-                  : check_range(range, grant.region_size);
-    if (ok && !grant.permitted.covers(range)) {
-      ok = fail(errc::out_of_range, std::to_string(entry.count) + " x " +
-                                        std::to_string(entry.length) + " bytes at offset " +
-                                        std::to_string(entry.offset) +
-                                        " are not within what the grant permits");
-    }
+                  : grant.check_place(range);
     if (!ok) {
       out.failure = std::move(ok).error();
       break;
@@ -171,14 +159,7 @@ result<void> tcp_lane::find_grant(const frame_header& header, access wanted) {
     grant_.reset();
     return fail(errc::grant_revoked, "the grant was revoked, or was never given on this link");
   }
-  if (!grant_->serves(transfer_id{header.transfer})) {
-    return fail(errc::unauthorized, "the grant was given for another transfer");
-  }
-  if (!permits(grant_->rights, wanted)) {
-    return fail(errc::unauthorized, wanted == access::read ? "the grant does not permit reading"
-                                                           : "the grant does not permit writing");
-  }
-  return {};
+  return grant_->check_use(wanted, transfer_id{header.transfer});
 }
 
 result<landing> tcp_lane::begin_write(const frame_header& header,
@@ -273,7 +254,7 @@ result<void> tcp_lane::serve_read(const frame_header& header, std::span<const st
   job->batch = header.batch;
   job->transfer = header.transfer;
   job->last = header.has(flag_last);
-  job->bytes = bytes_of(where.runs);
+  job->bytes = staging::bytes_of(where.runs);
   job->grant = grant_;
   job->guard = &grant_->guard;
   job->memory = {&grant_->memory, 1};

@@ -41,8 +41,6 @@ tcp_link::tcp_link(backend_context& context, std::shared_ptr<listener> door,
   random_bytes(secret_);
 }
 
-tcp_link::~tcp_link() = default;
-
 link_offer tcp_link::offer() const {
   return {.kind = backend_kind::tcp,
           .owner = context_.options.self,

@@ -157,7 +157,6 @@ class tcp_link final : public link,
   tcp_link(backend_context& context, std::shared_ptr<listener> door,
            std::shared_ptr<staging::staging_pool> staging, const link_options& options,
            std::shared_ptr<link_sink> sink);
-  ~tcp_link() override;
 
   // -- link
   [[nodiscard]] backend_kind kind() const noexcept override { return backend_kind::tcp; }
@@ -233,8 +232,8 @@ class tcp_link final : public link,
   [[nodiscard]] trouble on_verdict(std::size_t lane, const lane_proof& shown);
   [[nodiscard]] trouble check_claim(const lane_claim& claim);
   [[nodiscard]] trouble check_held_lanes();
-  static void prepare_verdict(half_lane& half, const lane_key& key) noexcept;
-  void redial_later(std::size_t lane, std::string why);
+  void prepare_verdict(half_lane& half) const noexcept;
+  [[nodiscard]] trouble redial_later(std::size_t lane, std::string why);
   void drop_half(half_lane& half);
   void leave_half(half_lane& half, errc why);
   [[nodiscard]] trouble complete_acceptor();
@@ -289,7 +288,7 @@ class tcp_link final : public link,
   /// Both under the batch lock.
   void take_in(std::shared_ptr<batch_in_flight> batch);
   [[nodiscard]] std::shared_ptr<batch_in_flight> take_out(batch_map::iterator at);
-  void start(const std::shared_ptr<batch_in_flight>& batch);
+  [[nodiscard]] result<void> start(const std::shared_ptr<batch_in_flight>& batch);
   void push_session(std::span<const std::byte> frame);
   [[nodiscard]] result<void> may_send(std::span<const std::byte> frame);
   void queue_session(std::span<const std::byte> frame);

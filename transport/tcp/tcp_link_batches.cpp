@@ -26,17 +26,7 @@ result<void> tcp_link::post(batch work) {
   for (std::size_t i = 0; i < batch->memory.size(); ++i) {
     if (auto ok = prepare_copies(*batch->memory[i]); !ok) return in_piece(i, ok.error());
   }
-  {
-    const std::lock_guard lock{batch_mutex_};
-    // Check again under the lock: `end` changes the state before it takes this lock to fail all
-    // batches.
-    if (!is_up()) return fail(errc::link_broken, "the link is not up");
-    if (auto ok = ledger_.admit(batch->transfer); !ok) return ok;
-    take_in(batch);
-  }
-  touch();
-  start(batch);
-  return {};
+  return start(batch);
 }
 
 result<std::shared_ptr<const prepared_batch>> tcp_link::prepare(direction dir,
@@ -62,15 +52,7 @@ result<void> tcp_link::post_prepared(const prepared_batch& what, const posting& 
   if (!filled) return fail(filled.error());
   if (!*filled) return link::post_prepared(what, how);
   made->parts()[0].lane = emptiest_lane();
-  {
-    const std::lock_guard lock{batch_mutex_};
-    if (!is_up()) return fail(errc::link_broken, "the link is not up");
-    if (auto ok = ledger_.admit(how.transfer); !ok) return ok;
-    take_in(made);
-  }
-  touch();
-  start(made);
-  return {};
+  return start(made);
 }
 
 std::shared_ptr<batch_in_flight> tcp_link::take_spare() {
@@ -118,10 +100,20 @@ std::shared_ptr<batch_in_flight> tcp_link::take_out(batch_map::iterator at) {
   return batch;
 }
 
-void tcp_link::start(const std::shared_ptr<batch_in_flight>& batch) {
+/// Admits the batch and hands it to its lanes.
+result<void> tcp_link::start(const std::shared_ptr<batch_in_flight>& batch) {
+  {
+    const std::lock_guard lock{batch_mutex_};
+    // Check again under the lock: `end` changes the state before it takes this lock to fail all
+    // batches.
+    if (!is_up()) return fail(errc::link_broken, "the link is not up");
+    if (auto ok = ledger_.admit(batch->transfer); !ok) return ok;
+    take_in(batch);
+  }
+  touch();
   if (batch->dir == direction::read && batch->bytes == 0) {
     static_cast<void>(part_done(batch->wire, batch->parts()[0].lane, std::nullopt, {}));
-    return;
+    return {};
   }
   for (auto& part : batch->parts()) {
     auto& lane = *lanes_[part.lane];
@@ -134,6 +126,7 @@ void tcp_link::start(const std::shared_ptr<batch_in_flight>& batch) {
     }
     flush(lane);
   }
+  return {};
 }
 
 std::size_t tcp_link::emptiest_lane() const noexcept {

@@ -109,10 +109,7 @@ void tcp_link::on_timer(std::uint64_t key, steady_time) {
 tcp_link::trouble tcp_link::dial_lane(std::size_t lane) {
   auto& half = halves_[lane];
   auto fd = dial(*peer_address_, context_.options.peer_silence);
-  if (!fd) {
-    redial_later(lane, fd.error().message);
-    return std::nullopt;
-  }
+  if (!fd) return redial_later(lane, fd.error().message);
   auto watch = engine_.watch(fd->get(), EPOLLOUT, shared_from_this(), lane);
   if (!watch) return std::move(watch).error();
   half.fd = std::move(*fd);
@@ -122,13 +119,14 @@ tcp_link::trouble tcp_link::dial_lane(std::size_t lane) {
   return std::nullopt;
 }
 
-// Dial again: the listener drops the oldest of too many unproved connections, which may have been
-// ours.
-void tcp_link::redial_later(std::size_t lane, std::string why) {
+// No trouble, but dials again: the listener drops the oldest of too many unproved connections, which
+// may have been ours.
+tcp_link::trouble tcp_link::redial_later(std::size_t lane, std::string why) {
   last_refusal_ = std::move(why);
   drop_half(halves_[lane]);
   redial_timers_.push_back(
       engine_.call_at(std::chrono::steady_clock::now() + redial_after, shared_from_this(), lane));
+  return std::nullopt;
 }
 
 void tcp_link::drop_half(half_lane& half) {
@@ -173,10 +171,7 @@ tcp_link::trouble tcp_link::greet(std::size_t lane) {
   int problem = 0;
   socklen_t size = sizeof problem;
   ::getsockopt(half.fd.get(), SOL_SOCKET, SO_ERROR, &problem, &size);
-  if (problem != 0) {
-    redial_later(lane, "connect: " + what_errno(problem));
-    return std::nullopt;
-  }
+  if (problem != 0) return redial_later(lane, "connect: " + what_errno(problem));
   hello said{.lane = static_cast<std::uint16_t>(lane),
              .lanes = static_cast<std::uint16_t>(halves_.size()),
              .link = peer_offer_->link,
@@ -189,8 +184,7 @@ tcp_link::trouble tcp_link::greet(std::size_t lane) {
   const auto sent =
       ::send(half.fd.get(), half.greeting.data(), hello_size, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent != static_cast<ssize_t>(hello_size)) {
-    redial_later(lane, "send: " + what_errno(errno));
-    return std::nullopt;
+    return redial_later(lane, "send: " + what_errno(errno));
   }
   half.now = dial_state::greeting;
   engine_.rearm(half.watch, EPOLLIN);
@@ -203,8 +197,8 @@ tcp_link::trouble tcp_link::read_reply(std::size_t lane) {
       ::recv(half.fd.get(), half.reply.data() + half.got, reply_size - half.got, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
   if (got <= 0) {
-    redial_later(lane, got == 0 ? "the peer closed the connection" : "recv: " + what_errno(errno));
-    return std::nullopt;
+    return redial_later(lane,
+                        got == 0 ? "the peer closed the connection" : "recv: " + what_errno(errno));
   }
   half.got += static_cast<std::size_t>(got);
   if (half.got < reply_size) return std::nullopt;
@@ -242,8 +236,7 @@ tcp_link::trouble tcp_link::answer_challenge(std::size_t lane) {
   half.proof = prove_lane(link_role::acceptor, key_, half.greeting, half.reply);
   const auto sent = ::send(half.fd.get(), ours.data(), ours.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent != static_cast<ssize_t>(ours.size())) {
-    redial_later(lane, "send: " + what_errno(errno));
-    return std::nullopt;
+    return redial_later(lane, "send: " + what_errno(errno));
   }
   half.now = dial_state::proving;
   return std::nullopt;
@@ -281,7 +274,7 @@ std::optional<troupe::error> tcp_link::accept_lane(owned_fd& fd, const lane_clai
     half.proof = claim.shown.proof;
     tune_lane(half.fd.get(), context_.options.peer_silence);
     if (state_.load() == state::connecting) {
-      prepare_verdict(half, key_);
+      prepare_verdict(half);
       why = complete_acceptor();
     }
   }
@@ -322,11 +315,11 @@ tcp_link::trouble tcp_link::check_claim(const lane_claim& claim) {
   return std::nullopt;
 }
 
-void tcp_link::prepare_verdict(half_lane& half, const lane_key& key) noexcept {
+void tcp_link::prepare_verdict(half_lane& half) const noexcept {
   half.reply =
       encode(hello_reply{.kind = reply_kind::verdict,
                          .status = 0,
-                         .body = prove_lane(link_role::acceptor, key, half.greeting, half.reply)});
+                         .body = prove_lane(link_role::acceptor, key_, half.greeting, half.reply)});
   half.now = dial_state::ready;
 }
 
@@ -336,7 +329,7 @@ tcp_link::trouble tcp_link::check_held_lanes() {
   for (auto& half : halves_) {
     if (half.now != dial_state::proving) continue;
     if (same_proof(half.proof, prove_lane(link_role::initiator, key_, half.greeting, half.reply))) {
-      prepare_verdict(half, key_);
+      prepare_verdict(half);
       continue;
     }
     leave_half(half, errc::unauthorized);

@@ -36,13 +36,12 @@ T get(const std::byte* at) noexcept {
   return swapped_on_big_endian(value);
 }
 
-void put_token(std::byte* at, const token& t) noexcept {
-  std::memcpy(at, t.data(), t.size());
-}
-token get_token(const std::byte* at) noexcept {
-  token t;
-  std::memcpy(t.data(), at, t.size());
-  return t;
+result<void> check_version(const std::string& who, std::uint16_t version) {
+  if (version == protocol_version) return {};
+  return fail(errc::version_mismatch, who + " speaks version " + std::to_string(version) +
+                                          " of the tcp protocol, we speak " +
+                                          std::to_string(protocol_version) +
+                                          "; run the same release of Troupe on every node");
 }
 
 unexpected broken(const char* field, std::uint64_t found, const std::string& expected) {
@@ -211,14 +210,7 @@ result<void> check_hello_start(std::span<const std::byte> in) {
                   magic.begin())) {
     return fail(errc::unauthorized, "its first bytes are not those of a lane of ours");
   }
-  if (in.size() < 10) return {};
-  if (const auto version = get<std::uint16_t>(in.data() + 8); version != protocol_version) {
-    return fail(errc::version_mismatch, "it speaks version " + std::to_string(version) +
-                                            " of the tcp protocol, we speak " +
-                                            std::to_string(protocol_version) +
-                                            "; run the same release of Troupe on every node");
-  }
-  return {};
+  return in.size() < 10 ? result<void>{} : check_version("it", get<std::uint16_t>(in.data() + 8));
 }
 
 result<hello> decode_hello(std::span<const std::byte, hello_size> in) {
@@ -257,11 +249,8 @@ result<hello_reply> decode_reply(std::span<const std::byte, reply_size> in) {
   if (get<std::uint64_t>(at) != reply_magic) {
     return fail(errc::peer_unreachable, "whoever answers at that address is not a Troupe node");
   }
-  if (const auto version = get<std::uint16_t>(at + 8); version != protocol_version) {
-    return fail(errc::version_mismatch, "the peer speaks version " + std::to_string(version) +
-                                            " of the tcp protocol, we speak " +
-                                            std::to_string(protocol_version) +
-                                            "; run the same release of Troupe on every node");
+  if (auto ok = check_version("the peer", get<std::uint16_t>(at + 8)); !ok) {
+    return fail(std::move(ok).error());
   }
   const auto kind = get<std::uint8_t>(at + 11);
   const auto status = get<std::uint8_t>(at + 10);
@@ -283,7 +272,7 @@ std::vector<std::byte> encode(const offer_payload& offer) {
   put<std::uint16_t>(out.data(), offer.port);
   put<std::uint16_t>(out.data() + 2, offer.lanes);
   put<std::uint64_t>(out.data() + 4, offer.link);
-  put_token(out.data() + 12, offer.secret);
+  std::ranges::copy(offer.secret, out.begin() + 12);
   put<std::uint16_t>(out.data() + 28, static_cast<std::uint16_t>(offer.host.size()));
   std::memcpy(out.data() + fixed, offer.host.data(), offer.host.size());
   return out;
@@ -304,7 +293,8 @@ result<offer_payload> decode_offer(std::span<const std::byte> in) {
                       .port = get<std::uint16_t>(in.data()),
                       .lanes = get<std::uint16_t>(in.data() + 2),
                       .link = get<std::uint64_t>(in.data() + 4),
-                      .secret = get_token(in.data() + 12)};
+                      .secret = {}};
+  std::memcpy(offer.secret.data(), in.data() + 12, token_size);
   if (offer.host.find('\0') != std::string::npos) return malformed("its host holds a zero byte");
   if (offer.port == 0) return malformed("its port is 0");
   if (offer.lanes == 0 || offer.lanes > max_lanes) {

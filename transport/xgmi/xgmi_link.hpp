@@ -124,7 +124,6 @@ class xgmi_link final : public shm::shm_link {
   void wait_for_copies();
 
   // -- copying (xgmi_link_post.cpp)
-  [[nodiscard]] result<std::shared_ptr<xgmi_job>> make_gpu_job(batch work);
   [[nodiscard]] result<xgmi_piece> prepare_piece(const batch& work, std::size_t index);
   [[nodiscard]] result<void> find_remote(const remote_grant& grant, xgmi_piece& made);
   [[nodiscard]] result<void> enter_slots(xgmi_job& job) const;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -48,11 +49,6 @@ troupe::error not_to_the_host(const remote_grant& grant) {
   return {errc::backend_unavailable,
           "the peer's region " + std::to_string(grant.region.value) +
               " is memory of the host and ours of a GPU, and xgmi moves neither into the other"};
-}
-
-troupe::error gone_grant(std::size_t piece) {
-  return {errc::grant_revoked, "the peer has revoked the grant of piece " + std::to_string(piece) +
-                                   "; its transfer has ended there"};
 }
 
 }  // namespace
@@ -116,11 +112,6 @@ result<void> xgmi_link::find_remote(const remote_grant& grant, xgmi_piece& made)
   return {};
 }
 
-result<std::shared_ptr<xgmi_job>> xgmi_link::make_gpu_job(batch work) {
-  return shm::make_job<xgmi_job>(
-      work, [this](const batch& whole, std::size_t index) { return prepare_piece(whole, index); });
-}
-
 result<void> xgmi_link::post(batch work) {
   if (is_of_the_host(work)) {
     for (std::size_t i = 0; i < work.pieces.size(); ++i) {
@@ -134,13 +125,12 @@ result<void> xgmi_link::post(batch work) {
   }
   if (auto ok = check_batch(work); !ok) return ok;
   if (auto ok = need_up(); !ok) return ok;
-  auto prepared = make_gpu_job(std::move(work));
+  auto prepared = shm::make_job<xgmi_job>(work, std::bind_front(&xgmi_link::prepare_piece, this));
   if (!prepared) return refused(std::move(prepared).error());
   const auto& job = *prepared;
   {
     const std::lock_guard lock{mutex_};
-    if (auto ok = admit(job->work.transfer, job->work.frame.size()); !ok) return ok;
-    take_in(job);
+    if (auto ok = take_in(job); !ok) return ok;
     if (!queued_.empty() || crowded(*job)) {
       queued_.push_back(job);
       in_work_.fetch_add(1, std::memory_order_seq_cst);
@@ -170,7 +160,7 @@ result<void> xgmi_link::enter_slots(xgmi_job& job) const {
     piece.slot.slot->busy.fetch_add(1, std::memory_order_seq_cst);
     job.entered += 1;
     if (piece.slot.slot->id.load(std::memory_order_seq_cst) != piece.slot.grant) {
-      return fail(gone_grant(job.entered - 1));
+      return fail(shm::revoked_by_peer(job.entered - 1));
     }
   }
   return {};
