@@ -267,13 +267,10 @@ void rdma_link::check_fences(steady_time now) {
     for (const auto& [transfer, fence] : fences_) looked_at.push_back(transfer);
     for (const auto transfer : looked_at) after_drained(transfer);
     if (!why) {
-      if (auto ok = post_window_requests(); !ok) why = ok.error();
-    }
-    if (!why) {
-      if (auto ok = settle_reads(); !ok) why = ok.error();
-    }
-    if (!why) {
-      if (auto ok = flush(); !ok) why = ok.error();
+      auto ok = post_window_requests();
+      if (ok) ok = settle_reads();
+      if (ok) ok = flush();
+      if (!ok) why = ok.error();
     }
     if (!why) fence_check_ = engine_.call_at(next, shared_from_this(), fence_timer);
   }

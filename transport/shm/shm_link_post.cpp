@@ -228,8 +228,7 @@ bool shm_link::advance() {
   slicing_.store(false, std::memory_order_release);
   if (ended) {
     sink_.deliver();
-    const bool up = up_.load(std::memory_order_acquire);
-    if (!up) settle();
+    if (!up_.load(std::memory_order_acquire)) settle();
   }
   return job != nullptr;
 }

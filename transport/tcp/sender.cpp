@@ -17,8 +17,11 @@ alignas(4096) std::byte zeros[max_data];
 
 }  // namespace
 
-lane_sender::lane_sender(int fd, limits with, std::function<void(bool)> want_writable)
-    : fd_{fd}, limits_{with}, want_writable_{std::move(want_writable)}, staging_(staging_size) {
+lane_sender::lane_sender(int fd, std::size_t max_segments, std::function<void(bool)> want_writable)
+    : fd_{fd},
+      max_segments_{max_segments},
+      want_writable_{std::move(want_writable)},
+      staging_(staging_size) {
   iov_.reserve(max_iov);
 }
 

@@ -25,11 +25,8 @@ namespace troupe::transport::tcp {
 /// turn, frame by frame; writes among themselves in the order they were pushed.
 class lane_sender {
  public:
-  struct limits {
-    std::size_t max_segments{1024};  ///< pieces of memory per system call
-  };
-
-  lane_sender(int fd, limits with, std::function<void(bool)> want_writable);
+  /// `max_segments`: pieces of memory per system call.
+  lane_sender(int fd, std::size_t max_segments, std::function<void(bool)> want_writable);
   lane_sender(const lane_sender&) = delete;
   lane_sender& operator=(const lane_sender&) = delete;
 
@@ -118,7 +115,7 @@ class lane_sender {
   static constexpr std::size_t burst_bytes = std::size_t{2} << 20;
 
   const int fd_;
-  const limits limits_;
+  const std::size_t max_segments_;
   const std::function<void(bool)> want_writable_;
 
   std::mutex mutex_;  // guards the queues

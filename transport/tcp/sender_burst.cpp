@@ -18,7 +18,7 @@ std::uint8_t end_of_request(const outgoing& job) noexcept {
 
 bool lane_sender::room_for_frame() const noexcept {
   return staging_size - staged_ >= max_head + trailer_size && iov_.size() + 8 < max_iov &&
-         segments_ < limits_.max_segments && burst_size_ < burst_bytes;
+         segments_ < max_segments_ && burst_size_ < burst_bytes;
 }
 
 // Threads that push while this runs count themselves in `flush`, so it runs again: it need not see
@@ -260,9 +260,9 @@ void lane_sender::add_write_frame(const std::shared_ptr<outgoing>& job) {
   if (!finished(*job)) header.grant = job->remote[job->cursor.run()].grant;
   const auto most_data = job->stage ? std::min(job->stage->ready(), max_data) : max_data;
   while (!finished(*job) && header.entries < max_entries && header.data_size < most_data &&
-         iov_.size() + 2 < max_iov && segments_ < limits_.max_segments &&
+         iov_.size() + 2 < max_iov && segments_ < max_segments_ &&
          job->remote[job->cursor.run()].grant == header.grant) {
-    const auto pieces = std::min(max_iov - 2 - iov_.size(), limits_.max_segments - segments_);
+    const auto pieces = std::min(max_iov - 2 - iov_.size(), max_segments_ - segments_);
     const auto entry = next_entry(*job, most_data - header.data_size, pieces);
     if (entry.count == 0) break;
     encode(entry, stage(entry_size));
@@ -292,8 +292,8 @@ void lane_sender::add_read_frame(const std::shared_ptr<outgoing>& job) {
   const auto first_iov = iov_.size();
   const auto most_data = job->stage ? std::min(job->stage->ready(), max_data) : max_data;
   while (!finished(*job) && header.data_size < most_data && iov_.size() + 2 < max_iov &&
-         segments_ < limits_.max_segments) {
-    const auto pieces = std::min(max_iov - 2 - iov_.size(), limits_.max_segments - segments_);
+         segments_ < max_segments_) {
+    const auto pieces = std::min(max_iov - 2 - iov_.size(), max_segments_ - segments_);
     const auto entry = next_entry(*job, most_data - header.data_size, pieces);
     if (entry.count == 0) break;
     const auto bytes = std::uint64_t{entry.length} * entry.count;

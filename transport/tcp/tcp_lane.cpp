@@ -77,9 +77,9 @@ tcp_lane::tcp_lane(tcp_link& owner, std::size_t number, owned_fd fd, watch_id wa
       fd_{std::move(fd)},
       watch_{watch},
       tx_{fd_.get(),
-          {.max_segments = owner.options_.post_batch_size > 0
-                               ? static_cast<std::size_t>(owner.options_.post_batch_size)
-                               : std::size_t{1024}},
+          owner.options_.post_batch_size > 0
+              ? static_cast<std::size_t>(owner.options_.post_batch_size)
+              : std::size_t{1024},
           [engine = &owner.engine_, watch](bool blocked) {
             engine->rearm(watch, blocked ? EPOLLIN | EPOLLOUT : EPOLLIN);
           }},

@@ -119,8 +119,8 @@ tcp_link::trouble tcp_link::dial_lane(std::size_t lane) {
   return std::nullopt;
 }
 
-// No trouble, but dials again: the listener drops the oldest of too many unproved connections, which
-// may have been ours.
+// Dials again later, which is no trouble: the listener drops the oldest of too many unproved
+// connections, which may have been ours.
 tcp_link::trouble tcp_link::redial_later(std::size_t lane, std::string why) {
   last_refusal_ = std::move(why);
   drop_half(halves_[lane]);

@@ -132,18 +132,14 @@ std::size_t batch_launch::add_plain(direction dir, std::uint64_t local, std::uin
   return i;
 }
 
-/// Parts and batches take turns on the lanes, so that one begins while another ends.
-std::size_t batch_launch::lane_for_next() noexcept {
-  return lane_++ % device_lanes::lane_count;
-}
-
-void batch_launch::go(const copy_launch& what) {
+/// Calls `call` with the stream of the next lane. Parts and batches take turns on the lanes, so that
+/// one begins while another ends.
+template <class Call>
+void batch_launch::give(Call call) {
   if (failure_) return;
-  const auto lane = lane_for_next();
+  const auto lane = lane_++ % device_lanes::lane_count;
   made_.marks[lane] = 1;  // used; `end` sets the mark itself
-  if (auto ok = on_.runtime().launch(on_.lane(lane).stream(), what); !ok) {
-    failure_ = std::move(ok).error();
-  }
+  if (auto ok = call(on_.lane(lane).stream()); !ok) failure_ = std::move(ok).error();
 }
 
 template <class Item>
@@ -160,7 +156,7 @@ void batch_launch::launch(copy_way way, part_of<Item>& part) {
   } else {
     what.here = part.items;
   }
-  go(what);
+  give([&](gpu_stream lane) { return on_.runtime().launch(lane, what); });
   part.launched = part.used;
 }
 
@@ -180,9 +176,9 @@ bool batch_launch::take_table(part_of<Item>& part) {
   return true;
 }
 
-void batch_launch::set_until(std::uint32_t& until, std::uint32_t launched,
-                             std::uint32_t capacity) const {
-  until = std::min(capacity, launched + part_items_);
+template <class Item>
+void batch_launch::set_until(part_of<Item>& part) const {
+  part.until = std::min(part.capacity, part.launched + part_items_);
 }
 
 /// Called when the items fill the launch, the part or the table.
@@ -198,7 +194,7 @@ bool batch_launch::make_room(copy_way way, part_of<run_item>& part) {
     part_items_ = std::min(part_items_ * part_growth, most_part_items_);
     if (part.used == part.capacity && !take_table(part)) return false;
   }
-  set_until(part.until, part.launched, part.capacity);
+  set_until(part);
   // If the items already fill the part, launch them together with the next ones.
   if (part.until <= part.used) part.until = std::min(part.capacity, part.used + line_items);
   return !failure_;
@@ -209,18 +205,13 @@ void batch_launch::rows(const rows_item& item) {
   if (rows_.used == rows_.until) {
     launch(copy_way::rows, rows_);
     if (rows_.used == rows_.capacity && !take_table(rows_)) return;
-    set_until(rows_.until, rows_.launched, rows_.capacity);
+    set_until(rows_);
   }
   rows_.items[rows_.used++] = item;
 }
 
 void batch_launch::engine(std::uint64_t from, std::uint64_t to, std::uint64_t bytes) {
-  if (failure_) return;
-  const auto lane = lane_for_next();
-  made_.marks[lane] = 1;
-  if (auto ok = on_.runtime().copy(on_.lane(lane).stream(), to, from, bytes); !ok) {
-    failure_ = std::move(ok).error();
-  }
+  give([&](gpu_stream lane) { return on_.runtime().copy(lane, to, from, bytes); });
 }
 
 flight batch_launch::end() {

@@ -82,9 +82,10 @@ class batch_launch {
   [[nodiscard]] bool take_table(part_of<Item>& part);
   template <class Item>
   void launch(copy_way way, part_of<Item>& part);
-  void go(const copy_launch& what);
-  [[nodiscard]] std::size_t lane_for_next() noexcept;
-  void set_until(std::uint32_t& until, std::uint32_t launched, std::uint32_t capacity) const;
+  template <class Call>
+  void give(Call call);
+  template <class Item>
+  void set_until(part_of<Item>& part) const;
 
   static constexpr std::size_t run_ways = 3;
 

@@ -71,7 +71,7 @@ TEST(tcp_gpu, no_job_takes_a_chunk_that_one_before_it_waits_for) {
   std::array<int, 2> ends{};
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
   const owned_fd ours{ends[0]}, theirs{ends[1]};
-  lane_sender sender{ours.get(), {}, [](bool) {}};
+  lane_sender sender{ours.get(), 1024, [](bool) {}};
   const std::jthread lends_and_gives_back{[&](const std::stop_token& over) {
     while (!over.stop_requested()) {
       std::uint32_t taken = 0;
