@@ -13,7 +13,6 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/result.hpp"

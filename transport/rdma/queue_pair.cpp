@@ -1,12 +1,10 @@
 #include "troupe/transport/rdma/queue_pair.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 
 #include "troupe/transport/os_error.hpp"

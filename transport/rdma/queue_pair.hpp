@@ -1,10 +1,7 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <string>
 
 #include <infiniband/verbs.h>
 

@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
-#include <numeric>
 #include <string>
 #include <utility>
 

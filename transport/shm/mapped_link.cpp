@@ -19,6 +19,8 @@ namespace {
 /// that takes as long as fifty looks at the ring.
 constexpr std::uint32_t calls_per_look = 64;
 constexpr std::chrono::microseconds between_looks{20};
+/// How long the end of a GPU's copy may go unnoticed if no bell rings.
+constexpr std::chrono::milliseconds between_guards{200};
 
 /// Leaves the core to its other hardware thread for a moment: the polling thread must not slow down
 /// the thread that it waits for.
@@ -226,6 +228,12 @@ bool mapped_link::before_sleep() {
     may_sleep = !ending_ && !memory_to_prepare();
   }
   return may_sleep && !heard_something();
+}
+
+void mapped_link::watch_over() {
+  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
+  engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(),
+                  leaf_timer);
 }
 
 void mapped_link::after_sleep() {

@@ -105,7 +105,7 @@ class mapped_link : public link,
   virtual bool heard_something() { return false; }
   /// The doorbell was rung: the wake-up of `may_sleep_in_work` may have fired.
   virtual void on_doorbell() {}
-  /// A `leaf_timer` set by the leaf has expired.
+  /// The `leaf_timer` has expired. The leaf clears `watched_`.
   virtual void on_leaf_timer() {}
   /// The batch completes now; under the lock.
   virtual void on_finished(mapped_job& job) = 0;
@@ -197,6 +197,8 @@ class mapped_link : public link,
   bool attend();
   /// Tells the peer of a region, before it can receive a grant to it; under the lock.
   [[nodiscard]] result<void> share(const message& what, std::span<const int> fds = {});
+  /// Sets the `leaf_timer` unless it is set: a lost GPU rings no bell.
+  void watch_over();
   void tell_gone_regions() noexcept;
   void send_gone_regions();
   /// "the shm peer"
@@ -263,6 +265,7 @@ class mapped_link : public link,
   std::vector<std::byte> frame_;
   std::atomic<bool> reading_{false};
   std::atomic<bool> preparing_{false};
+  std::atomic<bool> watched_{false};  ///< the `leaf_timer` is set
   std::atomic<bool> up_{false};
   std::atomic<std::uint32_t> idle_polls_{0};
   std::atomic<std::int64_t> next_round_ns_{0};  ///< when `poll` next enters the kernel

@@ -132,14 +132,8 @@ bool ring_consumer::prepare_sleep() noexcept {
   shared_->words.consumer_sleeps.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!ready()) return true;
-  wake();
+  shared_->words.consumer_sleeps.store(0, std::memory_order_relaxed);
   return false;
-}
-
-void ring_consumer::wake() noexcept {
-  if (shared_->words.consumer_sleeps.load(std::memory_order_relaxed) != 0) {
-    shared_->words.consumer_sleeps.store(0, std::memory_order_relaxed);
-  }
 }
 
 bool ring_consumer::must_wake_producer() noexcept {

@@ -101,7 +101,6 @@ class ring_consumer {
   /// Announces that this end is about to sleep, and looks once more. Returns false if a record
   /// came: do not sleep.
   [[nodiscard]] bool prepare_sleep() noexcept;
-  void wake() noexcept;
   /// Whether the producer asked to be rung when there is room; clears the request.
   [[nodiscard]] bool must_wake_producer() noexcept;
 

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <utility>
 
 #include "troupe/transport/batch_check.hpp"

@@ -1,17 +1,9 @@
 #include "troupe/transport/shm/staged_link.hpp"
 
-#include <chrono>
 #include <string>
 #include <utility>
 
 namespace troupe::transport::shm {
-
-namespace {
-
-/// How long the end of a copy may go unnoticed if its GPU is lost.
-constexpr std::chrono::milliseconds between_guards{200};
-
-}  // namespace
 
 staged_link::staged_link(const backend_context& context, std::shared_ptr<shm_listener> listener,
                          std::shared_ptr<staging::staging_pool> pool, const link_options& options,
@@ -87,13 +79,6 @@ bool staged_link::may_sleep_in_work() {
   if (!copies_.may_sleep()) return false;
   watch_over();
   return true;
-}
-
-/// A lost GPU rings no bell, so a timer looks now and then.
-void staged_link::watch_over() {
-  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
-  engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(),
-                  leaf_timer);
 }
 
 void staged_link::on_leaf_timer() {

@@ -54,8 +54,6 @@ class staged_link final : public shm_link {
   [[nodiscard]] bool touches_any() override { return copies_.any(); }
 
  private:
-  void watch_over();
-
   // -- posting (staged_link_post.cpp)
   [[nodiscard]] bool is_of_devices(const batch& work) const;
   [[nodiscard]] result<staged_piece> prepare_piece(const batch& work, std::size_t index);
@@ -90,12 +88,11 @@ class staged_link final : public shm_link {
   staging::staged_copies copies_;
   chunk_server server_;
 
-  std::mutex area_mutex_;             ///< held to create `area_`; before the link's lock
-  bool area_shared_{false};           ///< under `area_mutex_`
-  std::atomic<bool> used_{false};     ///< chunks exist; a link without GPUs checks only this
-  std::atomic<bool> due_{false};      ///< a batch was posted since the last round
-  std::atomic<bool> watched_{false};  ///< a timer watches copies that ring no bell
-  std::atomic<bool> moving_{false};   ///< guards what follows: one thread at a time
+  std::mutex area_mutex_;            ///< held to create `area_`; before the link's lock
+  bool area_shared_{false};          ///< under `area_mutex_`
+  std::atomic<bool> used_{false};    ///< chunks exist; a link without GPUs checks only this
+  std::atomic<bool> due_{false};     ///< a batch was posted since the last round
+  std::atomic<bool> moving_{false};  ///< guards what follows: one thread at a time
   std::array<chunk_use, chunk_count> uses_{};
   std::deque<std::shared_ptr<staged_job>> jobs_;
   std::vector<std::shared_ptr<staged_job>> fresh_;  ///< posted; under the lock

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 
 /// Tells the thread sanitizer of an order that it cannot see. Two ends of a link in one process map

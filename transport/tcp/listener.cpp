@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "troupe/transport/random.hpp"
 

@@ -1,6 +1,5 @@
 #include "troupe/transport/xgmi/gate_words.hpp"
 
-#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,9 +16,6 @@
 namespace troupe::transport::xgmi {
 
 namespace {
-
-/// How often to check for ended batches, in case the driver does not ring.
-constexpr std::chrono::milliseconds between_guards{200};
 
 /// How long an ending node waits for a peer that copies from or into its memory.
 constexpr std::chrono::milliseconds longest_goodbye{2000};
@@ -148,14 +144,6 @@ bool xgmi_link::may_sleep_in_work() {
 void xgmi_link::on_doorbell() {
   armed_.store(false, std::memory_order_release);
   if (closed_->any()) attention_.store(true, std::memory_order_release);
-}
-
-/// Starts a timer that checks for ended batches: after the loss of a GPU, or without a bell,
-/// nothing rings.
-void xgmi_link::watch_over() {
-  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
-  engine_.call_at(std::chrono::steady_clock::now() + between_guards, shared_from_this(),
-                  leaf_timer);
 }
 
 void xgmi_link::on_leaf_timer() {

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -132,7 +131,6 @@ class xgmi_link final : public shm::shm_link {
   bool leave_slots(xgmi_job& job) const;
   void end_running(const std::shared_ptr<xgmi_job>& job);
   bool start_waiting();
-  void watch_over();
 
   const std::shared_ptr<gpu_side> gpus_;
   std::optional<peer_gpu_regions> peer_regions_;
@@ -142,7 +140,6 @@ class xgmi_link final : public shm::shm_link {
   const std::shared_ptr<closed_regions> closed_{std::make_shared<closed_regions>()};
   std::shared_ptr<bell> bell_;
   std::atomic<bool> armed_{false};  ///< the bell rings when the batches in flight have ended
-  std::atomic<bool> watched_{false};
   std::atomic<bool> looking_{false};
   std::vector<std::shared_ptr<xgmi_job>> flying_;
   std::deque<std::shared_ptr<xgmi_job>> queued_;
