@@ -23,12 +23,6 @@ prepared_batch::place prepared_batch::at(std::uint32_t index) const noexcept {
   return {piece, &pieces_[piece].segments[index - before]};
 }
 
-result<std::shared_ptr<const prepared_batch>> link::prepare(direction dir,
-                                                            std::vector<piece> pieces) {
-  if (auto ok = check_to_prepare(dir, pieces); !ok) return fail(std::move(ok).error());
-  return std::make_shared<const prepared_batch>(dir, std::move(pieces));
-}
-
 /// For backends without a faster path.
 result<void> link::post_prepared(const prepared_batch& what, const posting& how) {
   if (auto ok = check_posting(what, how); !ok) return ok;

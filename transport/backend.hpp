@@ -193,7 +193,7 @@ class link {
   /// Checks pieces that are to be posted often, as `post` does. `unauthorized` if a grant is not a
   /// standing one.
   [[nodiscard]] virtual result<std::shared_ptr<const prepared_batch>> prepare(
-      direction dir, std::vector<piece> pieces);
+      direction dir, std::vector<piece> pieces) = 0;
   /// As `post` of a batch of these segments, in this order; `completion::bad_segments` counts in
   /// it. `what` must come from `prepare` of this link, and may be posted again while it is in
   /// flight. `tcp` and `shm` (host memory) allocate no memory for up to 64 segments of 256 KiB in

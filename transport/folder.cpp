@@ -1,6 +1,7 @@
 #include "troupe/transport/folder.hpp"
 
 #include <cerrno>
+#include <fstream>
 #include <memory>
 #include <string_view>
 
@@ -23,6 +24,17 @@ std::optional<std::vector<std::filesystem::path>> read_folder(const std::filesys
     const std::string_view name{static_cast<const char*>(entry->d_name)};
     if (name != "." && name != "..") found.push_back(folder / name);
   }
+}
+
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder) {
+  return read_folder(folder).value_or(std::vector<std::filesystem::path>{});
+}
+
+std::string line_of(const std::filesystem::path& file) {
+  std::ifstream in{file};
+  std::string line;
+  std::getline(in, line);
+  return line;
 }
 
 }  // namespace troupe::transport

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace troupe::transport {
@@ -11,5 +12,10 @@ namespace troupe::transport {
 /// process.
 [[nodiscard]] std::optional<std::vector<std::filesystem::path>> read_folder(
     const std::filesystem::path& folder);
+/// The entries of a kernel folder, without those that cannot be read or vanish meanwhile.
+[[nodiscard]] std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+/// The first line of a kernel file; empty if it cannot be read.
+[[nodiscard]] std::string line_of(const std::filesystem::path& file);
 
 }  // namespace troupe::transport

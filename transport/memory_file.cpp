@@ -10,9 +10,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "troupe/transport/folder.hpp"
 #include "troupe/transport/numa.hpp"
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/sysfs.hpp"
 
 namespace troupe::transport {
 

@@ -11,8 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "troupe/transport/folder.hpp"
 #include "troupe/transport/os_error.hpp"
-#include "troupe/transport/sysfs.hpp"
 
 namespace troupe::transport {
 

@@ -21,7 +21,7 @@
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/deploy/report_json.hpp"
 #include "troupe/transport/endpoint.hpp"
-#include "troupe/transport/sysfs.hpp"
+#include "troupe/transport/folder.hpp"
 
 namespace troupe::deploy::cli {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "troupe/transport/sysfs.hpp"
+#include "troupe/transport/folder.hpp"
 
 namespace troupe::transport::rdma {
 

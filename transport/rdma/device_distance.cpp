@@ -9,8 +9,8 @@
 
 #include <sched.h>
 
+#include "troupe/transport/folder.hpp"
 #include "troupe/transport/numa.hpp"
-#include "troupe/transport/sysfs.hpp"
 
 namespace troupe::transport::rdma {
 

@@ -4,7 +4,7 @@
 #include <system_error>
 #include <utility>
 
-#include "troupe/transport/sysfs.hpp"
+#include "troupe/transport/folder.hpp"
 
 namespace troupe::transport::rdma {
 

@@ -73,11 +73,6 @@ void shm_listener::forget(const token& secret) {
   expected_.erase(secret);
 }
 
-std::size_t shm_listener::pending() const {
-  const std::lock_guard lock{mutex_};
-  return strangers_.size();
-}
-
 bool shm_listener::on_ready(std::uint64_t key, std::uint32_t /*events*/) {
   if (key == listening_key) {
     take_connections();

@@ -48,9 +48,6 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
   bool on_ready(std::uint64_t key, std::uint32_t events) override;
   void on_timer(std::uint64_t key, steady_time now) override;
 
-  /// Connections that wait for their hello.
-  [[nodiscard]] std::size_t pending() const;
-
  private:
   struct stranger {
     owned_fd socket;
@@ -80,7 +77,7 @@ class shm_listener final : public pollable, public std::enable_shared_from_this<
   owned_fd spare_;  ///< given up to take a connection when descriptors run out
   watch_id watch_;
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   bool stopped_{false};
   bool timer_set_{false};
   std::map<token, std::weak_ptr<dial_in_target>> expected_;

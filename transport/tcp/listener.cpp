@@ -68,23 +68,20 @@ bool listener::on_ready(std::uint64_t key, std::uint32_t) {
 bool listener::accept_all() {
   bool worked = false;
   for (int i = 0; i < accepts_per_turn; ++i) {
-    const int fd = ::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd >= 0) {
-      worked = true;
-      admit(fd);
-      continue;
+    owned_fd caller{::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
+    if (!caller) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno != EMFILE && errno != ENFILE) break;
+      caller = take_without_descriptors();
+      if (!caller) break;
     }
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno != EMFILE && errno != ENFILE) break;
-    const int late = take_without_descriptors();
-    if (late < 0) break;
     worked = true;
-    admit(late);
+    admit(std::move(caller));
   }
   return worked;
 }
 
-int listener::take_without_descriptors() {
+owned_fd listener::take_without_descriptors() {
   // A connection left in the backlog would wait for ever and wake this thread again and again.
   spare_.reset();
   owned_fd caller{::accept4(fd_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)};
@@ -98,20 +95,19 @@ int listener::take_without_descriptors() {
     }
     spare_ = spare_descriptor();
   }
-  return caller.release();
+  return caller;
 }
 
-void listener::admit(int fd) {
+void listener::admit(owned_fd fd) {
   if (!strangers_.empty() && strangers_.size() >= context_.options.max_pending_connections) {
     make_room();
   }
   const auto key = ++last_key_;
-  owned_fd owned{fd};
-  auto watch = engine_.watch(fd, EPOLLIN, shared_from_this(), key);
+  auto watch = engine_.watch(fd.get(), EPOLLIN, shared_from_this(), key);
   if (!watch) return;
   const auto now = std::chrono::steady_clock::now();
   strangers_.push_back({.key = key,
-                        .fd = std::move(owned),
+                        .fd = std::move(fd),
                         .watch = *watch,
                         .until = now + patience,
                         .greeting = {},

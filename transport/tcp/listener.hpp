@@ -69,9 +69,9 @@ class listener final : public pollable, public std::enable_shared_from_this<list
 
   listener(backend_context& context, owned_fd fd);
   bool accept_all();
-  /// Accepts or drops a connection when descriptors have run out. Returns its descriptor, or -1.
-  int take_without_descriptors();
-  void admit(int fd);
+  /// Accepts or drops a connection when descriptors have run out. Returns none if it was dropped.
+  owned_fd take_without_descriptors();
+  void admit(owned_fd fd);
   void listen_to(strangers::iterator who);
   void hear_greeting(strangers::iterator who);
   void challenge(strangers::iterator who);
