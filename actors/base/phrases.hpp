@@ -8,8 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <set>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -27,7 +25,8 @@ namespace troupe::actors {
 }
 
 /// "a, b", at most eight names; "none" if there are none.
-[[nodiscard]] inline std::string list_of(const std::set<std::string>& names) {
+template <class Names>
+[[nodiscard]] std::string list_of(const Names& names) {
   constexpr std::size_t most = 8;
   std::string list;
   std::size_t count = 0;
@@ -70,12 +69,14 @@ namespace troupe::actors {
 }
 
 /// Two digits per byte.
-[[nodiscard]] inline std::string hex_text(std::span<const std::uint8_t> of) {
+template <class Bytes>
+[[nodiscard]] std::string hex_text(const Bytes& of) {
   constexpr std::string_view digits = "0123456789abcdef";
   std::string text;
   for (const auto byte : of) {
-    text += digits[byte >> 4U];
-    text += digits[byte & 15U];
+    const auto value = static_cast<std::uint8_t>(byte);
+    text += digits[value >> 4U];
+    text += digits[value & 15U];
   }
   return text;
 }

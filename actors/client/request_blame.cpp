@@ -19,12 +19,6 @@ bool is_absent(const member& m) {
   return state == node_state::suspect || state == node_state::leaving || state == node_state::down;
 }
 
-template <class Each>
-void for_each_node(const placement& where, Each each) {
-  for (const auto& node : where.prefill) each(node);
-  for (const auto& node : where.decode) each(node);
-}
-
 const failed_call& explanation(const std::vector<failed_call>& failed) {
   const auto rank = [](const failed_call& one) {
     if (one.reach != call_reach::answered) return 0;
@@ -60,13 +54,15 @@ attempt_verdict judge(const membership& seen, const placement& where,
   for (const auto& one : failed) {
     if (one.reach != call_reach::answered) verdict.lost.push_back(one.node);
   }
-  for_each_node(where, [&](const node_info& node) {
-    const member* m = find_member(seen, node.name);
-    const bool gone = is_lost(seen, where, node) || (m != nullptr && is_absent(*m));
-    if (gone && std::ranges::find(verdict.lost, node.name) == verdict.lost.end()) {
-      verdict.lost.push_back(node.name);
+  for (const auto* nodes : {&where.prefill, &where.decode}) {
+    for (const auto& node : *nodes) {
+      const member* m = find_member(seen, node.name);
+      const bool gone = is_lost(seen, where, node) || (m != nullptr && is_absent(*m));
+      if (gone && std::ranges::find(verdict.lost, node.name) == verdict.lost.end()) {
+        verdict.lost.push_back(node.name);
+      }
     }
-  });
+  }
   if (!verdict.lost.empty() || !tells_of_a_loss(cause.why.code)) return verdict;
   verdict.guessed = true;
   const auto& other = cause.side == carried_side::prefill ? where.decode : where.prefill;

@@ -79,7 +79,11 @@ result<void> check_complete(const node_settings& settings, const std::string& fi
 
 /// Whether these are the ranks of one replica, each once: each rank sends something that no other
 /// does. Only the nodes of an open stage know how many ranks its replicas have.
-result<void> check_sources(const node_context& context, const std::vector<std::string>& names) {
+result<void> check_sources(const node_context& context, const std::string& request,
+                           const std::vector<std::string>& names) {
+  if (names.empty()) {
+    return fail(errc::invalid_config, "name the prefill nodes that have request `" + request + "`");
+  }
   if (auto known = check_nodes(context, names); !known) return known;
   const auto first = *deployment_place(context.settings, names.front());
   std::vector<const std::string*> by_rank(first.ranks != 0 ? first.ranks : names.size());
@@ -108,10 +112,6 @@ result<void> check_sources(const node_context& context, const std::vector<std::s
   }
   return check_complete(context.settings, names.front(), first, by_rank);
 }
-
-}  // namespace
-
-namespace {
 
 /// The mode of an edge between two stages; `wanted` if one of several edges has it.
 result<transfer_mode> mode_of_edge(const node_settings& settings, const std::string& from,
@@ -297,10 +297,7 @@ result<void> check_words(const node_context& context, const std::string& request
                          const std::vector<std::string>& sources,
                          const std::vector<std::uint64_t>& lives) {
   if (auto fine = check_request(request); !fine) return fine;
-  if (sources.empty()) {
-    return fail(errc::invalid_config, "name the prefill nodes that have request `" + request + "`");
-  }
-  if (auto fine = check_sources(context, sources); !fine) return fine;
+  if (auto fine = check_sources(context, request, sources); !fine) return fine;
   if (auto fine = check_lives(lives, sources); !fine) return fine;
   return check_any_edge(context.settings,
                         deployment_place(context.settings, sources.front())->stage,
@@ -311,11 +308,7 @@ result<void> check_receive(const node_context& context, const receive_spec& spec
   if (auto fine = check_tables(context, spec.blocks, spec.groups, spec.state_slot); !fine) {
     return fine;
   }
-  if (spec.sources.empty()) {
-    return fail(errc::invalid_config,
-                "name the prefill nodes that have request `" + spec.request + "`");
-  }
-  if (auto fine = check_sources(context, spec.sources); !fine) return fine;
+  if (auto fine = check_sources(context, spec.request, spec.sources); !fine) return fine;
   if (auto fine = check_edge(context.settings,
                              deployment_place(context.settings, spec.sources.front())->stage,
                              context.self.stage, spec.mode);

@@ -153,18 +153,21 @@ class session_shell {
       auto& st = self->state;
       carry_out(
           self,
-          std::visit(overloaded{[&st](session_message& x) { return on_session_message(st, x); },
-                                [&st](transport::completion& x) { return on_completion(st, x); },
-                                [&st](transfer_fenced&) { return on_transfer_fenced(st); },
-                                [&st](link_is_lost& x) { return on_link_is_lost(st, x); },
-                                [&st](link_is_back& x) { return on_link_is_back(st, x); },
-                                [&st](source_progress& x) { return on_source_progress(st, x); },
-                                [&st](source_blocks& x) { return on_source_blocks(st, x); },
-                                [&st](source_sealed& x) { return on_source_sealed(st, x); },
-                                [&st](abort_session& x) { return on_abort_session(st, x); },
-                                [&st](deadline_reached&) { return on_deadline_reached(st); },
-                                [&st](receive_is_whole&) { return on_receive_is_whole(st); }},
-                     event.what));
+          std::visit(
+              overloaded{[&st](session_message& x) { return on_session_message(st, x); },
+                         [&st](transport::completion& x) { return on_completion(st, x); },
+                         [&st](transfer_fenced&) { return st.machine->quiescent(); },
+                         [&st](link_is_lost& x) { return st.machine->link_lost(std::move(x.why)); },
+                         [&st](link_is_back& x) { return on_link_is_back(st, x); },
+                         [&st](source_progress& x) { return Side::grew(st, x); },
+                         [&st](source_blocks& x) { return on_source_blocks(st, x); },
+                         [&st](source_sealed& x) { return Side::complete(st, x); },
+                         [&st](abort_session& x) { return Side::given_up(st, x); },
+                         [&st](deadline_reached&) {
+                           return st.machine->expire(std::chrono::steady_clock::now());
+                         },
+                         [&st](receive_is_whole&) { return Side::whole(st); }},
+              event.what));
     }};
   }
 
@@ -234,10 +237,6 @@ class session_shell {
     st.basis.last_byte = std::chrono::steady_clock::now();
     return st.machine->batch_completed(done.id, done.failure);
   }
-  static session_actions on_transfer_fenced(state& st) { return st.machine->quiescent(); }
-  static session_actions on_link_is_lost(state& st, link_is_lost& lost) {
-    return st.machine->link_lost(std::move(lost.why));
-  }
   static session_actions on_link_is_back(state& st, link_is_back& back) {
     if (back.epoch <= st.basis.link.epoch) return {};
     st.basis.link.epoch = back.epoch;
@@ -249,19 +248,6 @@ class session_shell {
     blocks.insert(blocks.end(), more.blocks.begin(), more.blocks.end());
     return {};
   }
-  static session_actions on_source_progress(state& st, source_progress& more) {
-    return Side::grew(st, more);
-  }
-  static session_actions on_source_sealed(state& st, source_sealed& seal) {
-    return Side::complete(st, seal);
-  }
-  static session_actions on_abort_session(state& st, abort_session& abort) {
-    return Side::given_up(st, abort);
-  }
-  static session_actions on_deadline_reached(state& st) {
-    return st.machine->expire(std::chrono::steady_clock::now());
-  }
-  static session_actions on_receive_is_whole(state& st) { return Side::whole(st); }
 };
 
 /// The error of `heard` for a message that only the other side of a transfer may send.

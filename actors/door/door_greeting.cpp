@@ -26,10 +26,6 @@ door_nonce fresh_nonce() {
   return nonce;
 }
 
-bool not_now(int number) {
-  return number == EAGAIN || number == EWOULDBLOCK || number == EINTR;
-}
-
 }  // namespace
 
 door_greeting::door_greeting(door_loop& loop, owned_fd fd, door_handshake::role who,

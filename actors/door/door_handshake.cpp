@@ -86,6 +86,12 @@ troupe::error another_port() {
           "changes the number, or somebody passes messages on; use the same port at both ends"};
 }
 
+troupe::error unknown_reason(std::byte code) {
+  return {errc::version_mismatch,
+          "the peer refuses us, for a reason that this release does not know (" +
+              std::to_string(std::to_integer<unsigned>(code)) + ")"};
+}
+
 bool all_zero(std::span<const std::byte> bytes) {
   return std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{0}; });
 }
@@ -182,10 +188,7 @@ void door_handshake::on_head() {
   } else if (asks && mode_ != door_security::mode::open && !(port_ != 0 && port == port_)) {
     refuse(door_refusal::other_port, another_port());
   } else if (code != std::byte{0} || !rest_of_head_fits()) {
-    refuse({errc::version_mismatch,
-            "the peer refuses us, for a reason that this release does not "
-            "know (" +
-                std::to_string(std::to_integer<unsigned>(code)) + ")"});
+    refuse(unknown_reason(code));
   }
 }
 
@@ -207,10 +210,7 @@ void door_handshake::on_verdict_code() {
   if (role_ == role::client && code == static_cast<std::byte>(door_refusal::other_key)) {
     refuse(another_key(mode_));
   } else {
-    refuse({errc::version_mismatch,
-            "the peer refuses us, for a reason that this release does not "
-            "know (" +
-                std::to_string(std::to_integer<unsigned>(code)) + ")"});
+    refuse(unknown_reason(code));
   }
 }
 

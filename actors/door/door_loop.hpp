@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -18,6 +19,11 @@
 namespace troupe::actors {
 
 using transport::owned_fd;
+
+/// Whether a call on a non-blocking descriptor failed with an errno that says to try it later.
+[[nodiscard]] constexpr bool not_now(int number) noexcept {
+  return number == EAGAIN || number == EWOULDBLOCK || number == EINTR;
+}
 
 /// The event loop of a door's one thread: descriptors, timers, and calls posted by other threads.
 /// Only functions marked thread-safe may be called from other threads. Callbacks must not block.

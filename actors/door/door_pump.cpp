@@ -17,10 +17,6 @@ constexpr std::chrono::milliseconds linger_time{5000};
 /// How long the reader has to take the bytes that arrived before a reset.
 constexpr std::chrono::milliseconds reset_time{250};
 
-bool not_now(int number) {
-  return number == EAGAIN || number == EWOULDBLOCK || number == EINTR;
-}
-
 }  // namespace
 
 door_pump::stretch::stretch() : bytes_(capacity) {}

@@ -10,6 +10,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/context/engine_checks.hpp"
 #include "troupe/actors/engine/engine_setup.hpp"
 #include "troupe/actors/logging.hpp"
@@ -20,10 +21,6 @@ namespace troupe::actors {
 namespace {
 
 const char* const region_name = "cache region";
-
-std::string regions_text(std::size_t regions) {
-  return std::to_string(regions) + (regions == 1 ? " region" : " regions");
-}
 
 /// Checks the layout as one of this node, in regions of these sizes.
 result<void> check_layout(const node_context& context, const kvcache::cache_layout& layout,
@@ -64,7 +61,7 @@ result<void> allocate_on_host(node_context& context, const kvcache::cache_layout
   std::uint64_t bytes = 0;
   for (const auto size : sizes) bytes += size;
   logger("node")->info("{}: cache of {} bytes in {}: {}", context.self.name, bytes,
-                       regions_text(sizes.size()), context.cache_memory);
+                       count_of(sizes.size(), "region"), context.cache_memory);
   return {};
 }
 
@@ -111,7 +108,7 @@ result<void> check_options(const node_context& context, const config::stage_conf
   const bool brings = !options.regions.empty();
   if (brings && options.allocate) {
     return wrong(
-        "the engine's options have both `regions` (" + regions_text(options.regions.size()) +
+        "the engine's options have both `regions` (" + count_of(options.regions.size(), "region") +
         ") and `allocate`: leave `regions` empty for memory of Troupe's, or `allocate` for "
         "the engine's own");
   }
@@ -121,7 +118,7 @@ result<void> check_options(const node_context& context, const config::stage_conf
         "leave `allocate` out and have the cache made of the deployment's model and pool");
   }
   if (!options.layout && brings) {
-    return wrong("the engine's options have " + regions_text(options.regions.size()) +
+    return wrong("the engine's options have " + count_of(options.regions.size(), "region") +
                  " and no `layout` that says how the cache lies in them: set `layout`");
   }
   if (options.layout && !brings && !options.allocate) {

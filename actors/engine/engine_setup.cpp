@@ -53,11 +53,6 @@ kvcache::arrangement arrangement_of(const config::cache_arrangement& from) {
   return to;
 }
 
-const config::stage_config* stage_of(const config::deployment& deployment,
-                                     const node_settings& settings) {
-  return config::find_stage(deployment, settings.self.stage);
-}
-
 }  // namespace
 
 transport::rdma_options rdma_options_of(const config::transport_config& from) {
@@ -248,7 +243,7 @@ result<kvcache::cache_layout> layout_of(const config::deployment& deployment,
 
 result<void> furnish(node_context& context, const config::deployment& deployment,
                      const engine_options& options, std::function<void()> after_progress) {
-  const auto* stage = stage_of(deployment, context.settings);
+  const auto* stage = config::find_stage(deployment, context.settings.self.stage);
   if (stage == nullptr) return fail(errc::internal, "node without a stage");
   transport::endpoint_options wanted;
   wanted.self = incarnation{context.self.incarnation};

@@ -69,10 +69,6 @@ result<void> check(const agent_options& options) {
   return {};
 }
 
-incarnation draw_life() {
-  return incarnation{transport::random_id()};
-}
-
 }  // namespace
 
 std::string_view to_string(state now) noexcept {
@@ -99,7 +95,8 @@ result<std::unique_ptr<agent>> agent::create(agent_options options) {
   });
 }
 
-agent_core::agent_core(agent_options options) : options_{std::move(options)}, life_{draw_life()} {
+agent_core::agent_core(agent_options options)
+    : options_{std::move(options)}, life_{transport::random_id()} {
   transport::random_bytes(token_);
 }
 

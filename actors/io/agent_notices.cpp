@@ -28,9 +28,13 @@ notice_count unread_of(const remote_agent& who) noexcept {
 
 // -- sent
 
-/// Checks that one more notice may go to the peer. If not, asks the peer for its count, and
-/// releases the lock meanwhile.
+/// Checks that one more notice may go to the peer. If the peer has no room, asks it for its count,
+/// and releases the lock meanwhile.
 result<void> agent_core::look_for_room(lock_type& lock, const peer_ptr& who, std::size_t bytes) {
+  if (bytes > max_notice_size) {
+    return fail(errc::out_of_range, "a notice has at most " + std::to_string(max_notice_size) +
+                                        " bytes, found " + std::to_string(bytes));
+  }
   if (who->is_self) {
     const auto unread = unread_of(*who);
     const bool fits = unread.bytes + bytes <= options_.max_notice_bytes;
@@ -50,10 +54,6 @@ result<void> agent_core::notify(peer_id who, std::span<const std::byte> bytes) {
   if (!found) return fail(found.error());
   const auto& peer = *found;
   if (peer->now == remote_agent::phase::gone) return fail(*peer->last_error);
-  if (bytes.size() > max_notice_size) {
-    return fail(errc::out_of_range, "a notice has at most " + std::to_string(max_notice_size) +
-                                        " bytes, found " + std::to_string(bytes.size()));
-  }
   if (auto ok = look_for_room(lock, peer, bytes.size()); !ok) return ok;
   if (peer->is_self) {
     put_own_note(*peer, bytes);

@@ -28,13 +28,13 @@ std::uint64_t rough_hull(const entry& what) {
   return (std::uint64_t{what.count} - 1) * what.stride + what.length;
 }
 
-result<std::uint64_t> put_plan(auto& plans, std::uint64_t& last, auto made) {
+result<plan_id> put_plan(auto& plans, std::uint64_t& last, auto made) {
   if (plans.size() >= max_plans) {
     return fail(errc::overloaded,
                 std::to_string(plans.size()) + " plans are prepared, the most; release some first");
   }
   plans.emplace(++last, std::move(made));
-  return last;
+  return plan_id{last};
 }
 
 }  // namespace
@@ -57,9 +57,7 @@ result<plan_id> agent_core::prepare(std::span<const piece> local) {
     const entry at{found->what.address() + one.offset, one.length, one.stride, one.count};
     if (auto ok = add_entry(made->places, found->what, at); !ok) return in_entry(i, ok.error());
   }
-  auto id = put_plan(plans_, last_id_, std::move(made));
-  if (!id) return fail(id.error());
-  return plan_id{*id};
+  return put_plan(plans_, last_id_, std::move(made));
 }
 
 result<plan_id> agent_core::prepare(std::span<const entry> local) {
@@ -72,9 +70,7 @@ result<plan_id> agent_core::prepare(std::span<const entry> local) {
       return in_entry(i, ok.error());
     }
   }
-  auto id = put_plan(plans_, last_id_, std::move(made));
-  if (!id) return fail(id.error());
-  return plan_id{*id};
+  return put_plan(plans_, last_id_, std::move(made));
 }
 
 result<plan_id> agent_core::prepare(peer_id who, std::span<const entry> remote) {
@@ -92,9 +88,7 @@ result<plan_id> agent_core::prepare(peer_id who, std::span<const entry> remote) 
       return in_entry(i, ok.error());
     }
   }
-  auto id = put_plan(plans_, last_id_, std::move(made));
-  if (!id) return fail(id.error());
-  return plan_id{*id};
+  return put_plan(plans_, last_id_, std::move(made));
 }
 
 result<plan_id> agent_core::session(memory_id local, peer_id who, std::uint64_t remote) {
@@ -113,9 +107,7 @@ result<plan_id> agent_core::session(memory_id local, peer_id who, std::uint64_t 
                                      std::to_string(remote));
   }
   made->session.emplace(own->what, there->second);
-  auto id = put_plan(plans_, last_id_, std::move(made));
-  if (!id) return fail(id.error());
-  return plan_id{*id};
+  return put_plan(plans_, last_id_, std::move(made));
 }
 
 result<void> agent_core::release(plan_id which) {

@@ -16,17 +16,13 @@ bool leaves_doubt(errc code) noexcept {
          code == errc::deadline;
 }
 
-unexpected no_transfer(transfer_handle which) {
-  return fail(errc::not_found, "there is no transfer " + std::to_string(which.value) +
-                                   "; it was never made, or was released");
-}
-
 }  // namespace
 
 result<agent_core::transfer_ptr> agent_core::find_transfer(transfer_handle which) const {
   const auto at = transfers_.find(which.value);
   if (at != transfers_.end()) return at->second;
-  return no_transfer(which);
+  return fail(errc::not_found, "there is no transfer " + std::to_string(which.value) +
+                                   "; it was never made, or was released");
 }
 
 result<void> agent_core::post(transfer_handle which, std::span<const std::byte> note_bytes,
@@ -48,10 +44,6 @@ result<void> agent_core::post(transfer_handle which, std::span<const std::byte> 
     if (own != nullptr && !own->withdrawn) continue;
     return fail(errc::aborted, "memory " + std::to_string(number) + ", which transfer " +
                                    std::to_string(which.value) + " moves, was deregistered");
-  }
-  if (note_bytes.size() > max_notice_size) {
-    return fail(errc::out_of_range, "a notice has at most " + std::to_string(max_notice_size) +
-                                        " bytes, found " + std::to_string(note_bytes.size()));
   }
   if (!note_bytes.empty()) {
     if (auto ok = look_for_room(lock, *peer, note_bytes.size()); !ok) return ok;

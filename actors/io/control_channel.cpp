@@ -65,7 +65,7 @@ void control_channel::on_ready(std::uint32_t events) {
   const auto self = shared_from_this();
   if ((events & EPOLLOUT) != 0) flush();
   if (!fd_ || (events & ~static_cast<std::uint32_t>(EPOLLOUT)) == 0) return;
-  if (read_some()) static_cast<void>(take_messages());
+  if (read_some()) take_messages();
 }
 
 bool control_channel::read_some() {
@@ -76,7 +76,7 @@ bool control_channel::read_some() {
     in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
     return true;
   }
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
+  if (got < 0 && actors::not_now(errno)) return true;
   closed_by_peer_ = got == 0 || says_closed(errno);
   end({errc::peer_lost,
        got == 0 ? "the peer is gone: it closed the connection"
@@ -84,21 +84,21 @@ bool control_channel::read_some() {
   return false;
 }
 
-bool control_channel::take_messages() {
+void control_channel::take_messages() {
   std::size_t at = 0;
   while (fd_ && in_.size() - at >= length_size) {
     const auto size = byte_reader{std::span{in_}.subspan(at)}.take<std::uint32_t>();
     if (size > max_control) {
       end({errc::unauthorized, "the peer announced a message of " + std::to_string(size) +
                                    " bytes, the most is " + std::to_string(max_control)});
-      return false;
+      return;
     }
     if (in_.size() - at - length_size < size) break;
     auto said = decode_control(std::span{in_}.subspan(at + length_size, size));
     at += length_size + size;
     if (!said) {
       end(std::move(said).error());
-      return false;
+      return;
     }
     if (std::holds_alternative<ping>(*said)) {
       send(pong{});
@@ -106,9 +106,7 @@ bool control_channel::take_messages() {
       tell_.on_message(std::move(*said));
     }
   }
-  if (!fd_) return false;
-  in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(at));
-  return true;
+  if (fd_) in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
 void control_channel::flush() {

@@ -42,7 +42,7 @@ class control_channel : public std::enable_shared_from_this<control_channel> {
   void on_ready(std::uint32_t events);
   /// Returns false if the connection has ended.
   [[nodiscard]] bool read_some();
-  [[nodiscard]] bool take_messages();
+  void take_messages();
   void flush();
   void look();
   void end(troupe::error why);

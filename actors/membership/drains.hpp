@@ -33,10 +33,7 @@ inline constexpr std::string_view drained_reason = "drained";
 
 class drain_list {
  public:
-  struct rank {
-    std::string name;
-    std::uint64_t incarnation{0};
-  };
+  using rank = node_life;
   /// The news of a replica's ranks: that they leave, or that they still drain, and why.
   struct verdict {
     std::vector<rank> ranks;

@@ -11,7 +11,6 @@ namespace troupe::actors {
 
 namespace {
 
-constexpr std::size_t max_listed_names = 8;
 constexpr std::size_t max_host_length = 255;
 
 std::string milliseconds_text(std::chrono::steady_clock::duration d) {
@@ -132,14 +131,13 @@ heartbeat_verdict membership_table::heard(const heartbeat& beat, steady_time now
 }
 
 bool membership_table::leave(std::string_view name, std::uint64_t incarnation, steady_time now) {
-  entry* e = find(name);
-  if (e == nullptr || !e->state || e->info.incarnation != incarnation) return false;
+  entry* e = find(name, incarnation);
+  if (e == nullptr) return false;
   switch (*e->state) {
+    case node_state::leaving: break;
     case node_state::down:
       if (!std::exchange(e->reported, false)) return false;
-      change(*e, node_state::leaving, "stops in good order");
-      break;
-    case node_state::leaving: break;
+      [[fallthrough]];
     case node_state::joining:
     case node_state::up:
     case node_state::suspect: change(*e, node_state::leaving, "stops in good order"); break;
@@ -154,18 +152,17 @@ bool membership_table::leave(std::string_view name, std::uint64_t incarnation, s
 
 bool membership_table::connection_lost(std::string_view name, std::uint64_t incarnation,
                                        std::string_view reason, steady_time /*now*/) {
-  entry* e = find(name);
-  if (e == nullptr || !e->state || e->info.incarnation != incarnation) return false;
+  entry* e = find(name, incarnation);
+  if (e == nullptr) return false;
   switch (*e->state) {
-    case node_state::down:
-      if (!std::exchange(e->reported, false)) return false;
-      change(*e, node_state::down, "connection lost: " + printable(reason, max_failure));
-      break;
     case node_state::leaving:
       change(*e, node_state::down,
              e->farewell.empty() ? "lost while it was drained: " + printable(reason, max_failure)
                                  : e->farewell);
       break;
+    case node_state::down:
+      if (!std::exchange(e->reported, false)) return false;
+      [[fallthrough]];
     case node_state::joining:
     case node_state::up:
     case node_state::suspect:
@@ -215,6 +212,7 @@ void membership_table::judge(entry& e, steady_time now) {
       break;
     case node_state::joining:
     case node_state::leaving:
+    case node_state::suspect:
       if (timed_out) change(e, node_state::down, silence());
       break;
     case node_state::up:
@@ -223,9 +221,6 @@ void membership_table::judge(entry& e, steady_time now) {
       } else if (missed) {
         change(e, node_state::suspect, silence());
       }
-      break;
-    case node_state::suspect:
-      if (timed_out) change(e, node_state::down, silence());
       break;
   }
 }
@@ -399,14 +394,11 @@ std::chrono::milliseconds membership_table::suspect_after() const noexcept {
 }
 
 std::string membership_table::names_there_are() const {
-  std::string names;
-  const auto named = static_cast<std::size_t>(
-      std::ranges::count_if(entries_, [](const entry& e) { return !e.joined; }));
-  for (std::size_t i = 0; i < std::min(named, max_listed_names); ++i) {
-    names += (i == 0 ? "" : ", ") + entries_[i].slot.name;
+  std::vector<std::string> named;
+  for (const entry& e : entries_) {
+    if (!e.joined) named.push_back(e.slot.name);
   }
-  if (named > max_listed_names) names += ", ...";
-  if (names.empty()) names = "none";
+  const auto names = list_of(named);
   return options_.open.empty() ? names : names + "; open to others: " + stages_that_are_open();
 }
 

@@ -17,10 +17,6 @@ namespace {
 /// The number of lives without an entry that are remembered, to be refused.
 constexpr std::size_t max_forgotten = 4096;
 
-bool has_gone(std::optional<node_state> state, bool reported) {
-  return !state || (*state == node_state::down && !reported);
-}
-
 unexpected bad_announcement(const node_info& node, const std::string& what) {
   return fail(errc::invalid_config, "node " + in_quotes(node.name) + " joins with " + what);
 }
@@ -100,7 +96,7 @@ result<void> membership_table::check_replica(const node_info& node) const {
     }
     const bool other = e.joined && e.slot.stage == node.stage &&
                        e.info.replica_name == node.replica_name && e.slot.rank != node.rank;
-    if (!other || has_gone(e.state, e.reported)) continue;
+    if (!other || !is_there(e)) continue;
     if (e.info.ranks != node.ranks) {
       return fail(errc::layout_mismatch,
                   "node " + in_quotes(node.name) + " says that its replica has " +
@@ -126,8 +122,8 @@ result<void> membership_table::make_room(const open_stage& stage, steady_time no
     const entry& e = entries_[i];
     if (!e.joined || e.slot.stage != stage.name) continue;
     ++there;
-    const bool gone = has_gone(e.state, e.reported) && e.down_since &&
-                      now - *e.down_since >= options_.heartbeat_timeout;
+    const bool gone =
+        !is_there(e) && e.down_since && now - *e.down_since >= options_.heartbeat_timeout;
     if (!gone) continue;
     if (!oldest || e.down_epoch < entries_[*oldest].down_epoch) oldest = i;
   }
@@ -193,7 +189,7 @@ void membership_table::forget_the_gone(steady_time now) {
   for (std::size_t i = entries_.size(); i-- > 0;) {
     entry& e = entries_[i];
     if (!e.joined) break;
-    if (!has_gone(e.state, e.reported)) continue;
+    if (is_there(e)) continue;
     if (!e.down_since) e.down_since = now;
     if (now - *e.down_since < options_.forget_after) continue;
     forget(i, "has been gone for " +

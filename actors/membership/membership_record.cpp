@@ -1,14 +1,13 @@
 #include "troupe/actors/membership/membership_record.hpp"
 
-#include <array>
 #include <charconv>
-#include <cstdio>
 #include <limits>
 #include <optional>
 #include <utility>
 
 #define XXH_INLINE_ALL
 #include <nlohmann/json.hpp>
+#include <spdlog/fmt/fmt.h>
 #include <xxhash.h>
 
 namespace troupe::actors {
@@ -20,10 +19,7 @@ using nlohmann::json;
 constexpr std::string_view magic = "troupe-membership ";
 
 std::string checksum_of(std::string_view body) {
-  std::array<char, 17> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx",
-                static_cast<unsigned long long>(XXH3_64bits(body.data(), body.size())));
-  return digits.data();
+  return fmt::format("{:016x}", XXH3_64bits(body.data(), body.size()));
 }
 
 unexpected damaged(const std::string& what) {

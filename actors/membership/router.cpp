@@ -9,17 +9,14 @@ namespace troupe::actors {
 
 namespace {
 
-constexpr std::size_t max_listed = 8;
 constexpr std::size_t max_failed = 1024;    ///< as many as a deployment has nodes
 constexpr std::size_t max_node_name = 256;  ///< bytes
 constexpr kvcache::layout_fingerprint not_said{};
 
 std::string names_of(const std::vector<std::string>& nodes) {
-  std::string names;
-  for (std::size_t i = 0; i < std::min(nodes.size(), max_listed); ++i) {
-    names += (i == 0 ? "" : ", ") + printable(nodes[i], 64);
-  }
-  return nodes.size() > max_listed ? names + ", ..." : names;
+  std::vector<std::string> names;
+  for (const auto& node : nodes) names.push_back(printable(node, 64));
+  return list_of(names);
 }
 
 }  // namespace
@@ -396,11 +393,9 @@ result<std::size_t> router::find_edge(const placement_request& request) const {
 
 std::string router::edge_names() const {
   if (options_.edges.empty()) return "it has no edges";
-  std::string names = "its edges are ";
-  for (std::size_t i = 0; i < std::min(options_.edges.size(), max_listed); ++i) {
-    names += (i == 0 ? "" : ", ") + options_.edges[i].from + " -> " + options_.edges[i].to;
-  }
-  return options_.edges.size() > max_listed ? names + ", ..." : names;
+  std::vector<std::string> names;
+  for (const router_edge& edge : options_.edges) names.push_back(edge.from + " -> " + edge.to);
+  return "its edges are " + list_of(names);
 }
 
 std::string router::nobody_up(std::size_t edge) const {
@@ -433,12 +428,7 @@ std::string router::no_two_fit(std::size_t edge) const {
       if (stages_[s].is_candidate(r)) prints.insert(hex_text(stages_[s].fingerprint(r)));
     }
   }
-  std::size_t listed = 0;
-  for (const std::string& print : prints) {
-    if (listed == max_listed) return sentence + ", ...";
-    sentence += (listed++ == 0 ? "; their fingerprints are " : ", ") + print;
-  }
-  return sentence;
+  return prints.empty() ? sentence : sentence + "; their fingerprints are " + list_of(prints);
 }
 
 std::size_t router::stage_index(std::string_view name) const {

@@ -319,26 +319,22 @@ std::vector<node_info> stage_router::ranks(std::size_t replica) const {
 }
 
 std::string stage_router::missing() const {
-  std::vector<const rank_view*> ranks;
-  for (const replica_view& replica : replicas_) {
-    for (const rank_view& rank : replica.ranks) ranks.push_back(&rank);
-  }
-  return missing_of(ranks);
+  return missing_of(replicas_);
 }
 
 std::string stage_router::missing(std::size_t replica) const {
-  std::vector<const rank_view*> ranks;
-  for (const rank_view& rank : replicas_[replica].ranks) ranks.push_back(&rank);
-  return missing_of(ranks);
+  return missing_of({&replicas_[replica], 1});
 }
 
-std::string stage_router::missing_of(const std::vector<const rank_view*>& ranks) {
+std::string stage_router::missing_of(std::span<const replica_view> replicas) {
   std::string names;
   std::size_t missing = 0;
-  for (const rank_view* rank : ranks) {
-    if (rank->up() || ++missing > max_listed_stages) continue;
-    names += (missing == 1 ? "" : ", ") + rank->name + " ";
-    names += rank->registered ? to_string(rank->state) : "never registered";
+  for (const replica_view& replica : replicas) {
+    for (const rank_view& rank : replica.ranks) {
+      if (rank.up() || ++missing > max_listed_stages) continue;
+      names += (missing == 1 ? "" : ", ") + rank.name + " ";
+      names += rank.registered ? to_string(rank.state) : "never registered";
+    }
   }
   if (missing > max_listed_stages)
     names += ", and " + std::to_string(missing - max_listed_stages) + " more";

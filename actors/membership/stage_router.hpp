@@ -39,6 +39,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -160,7 +161,7 @@ class stage_router {
     std::uint32_t share{full_share};
   };
 
-  [[nodiscard]] static std::string missing_of(const std::vector<const rank_view*>& ranks);
+  [[nodiscard]] static std::string missing_of(std::span<const replica_view> replicas);
   /// For an open stage: adjusts the replicas and their ranks to the membership.
   void follow(const membership& members);
   void vacate(replica_view& replica);

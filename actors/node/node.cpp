@@ -92,9 +92,9 @@ local_node_actor::behavior_type node_core::begin() {
       [this](call_request& request) { return take_call(request); },
       [this](node_command& command) {
         std::visit(overloaded{[this](need_link& x) { on_need_link(x); },
-                              [this](look_again&) { on_look_again(); },
+                              [this](look_again&) { make_wanted_links(); },
                               [this](start_place& x) { on_start_place(x); },
-                              [this](placed_ended& x) { on_placed_ended(x); },
+                              [this](placed_ended& x) { tell_ended(std::move(x.request)); },
                               [this](call_answered& x) { on_call_answered(x); },
                               [this](stop_node&) { on_stop_node(); },
                               [this](try_supervisor&) { on_try_supervisor(); },

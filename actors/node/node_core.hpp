@@ -124,7 +124,6 @@ class node_core {
 
   /// The port asks for a link with a peer.
   void on_need_link(need_link& order);
-  void on_look_again();
   /// The supervisor published a membership: ends links with lives that are over, and makes the
   /// links that waited for it.
   void adopt(membership& fresh);
@@ -160,7 +159,6 @@ class node_core {
   // -- requests: placements and calls (node_requests.cpp)
 
   void on_start_place(start_place& order);
-  void on_placed_ended(placed_ended& order);
   void on_call_answered(call_answered& order);
   /// A frontend calls the engine.
   [[nodiscard]] caf::typed_response_promise<call_reply> take_call(call_request& request);

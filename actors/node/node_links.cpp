@@ -219,10 +219,6 @@ void node_core::on_need_link(need_link& order) {
   self_->delayed_send(self_, news_delay, node_command{look_again{}});
 }
 
-void node_core::on_look_again() {
-  make_wanted_links();
-}
-
 void node_core::adopt(membership& fresh) {
   const bool older = fresh.supervisor_incarnation == members_.supervisor_incarnation &&
                      fresh.epoch < members_.epoch;

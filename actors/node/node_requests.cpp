@@ -116,16 +116,13 @@ void node_core::on_call_answered(call_answered& order) {
 
 void node_core::expire_calls() {
   const auto now = std::chrono::steady_clock::now();
-  for (auto one = calls_.begin(); one != calls_.end();) {
-    if (one->second.deadline > now) {
-      ++one;
-      continue;
-    }
-    one->second.promise.deliver(call_reply{static_cast<std::uint8_t>(errc::deadline),
-                                           "the engine did not answer the call in time",
-                                           {}});
-    one = calls_.erase(one);
-  }
+  std::erase_if(calls_, [now](auto& one) {
+    if (one.second.deadline > now) return false;
+    one.second.promise.deliver(call_reply{static_cast<std::uint8_t>(errc::deadline),
+                                          "the engine did not answer the call in time",
+                                          {}});
+    return true;
+  });
 }
 
 // -- placements
@@ -173,10 +170,6 @@ void node_core::on_start_place(start_place& order) {
             failed(errc::peer_lost,
                    "the supervisor did not answer (" + self_->system().render(err) + ")");
           });
-}
-
-void node_core::on_placed_ended(placed_ended& order) {
-  tell_ended(std::move(order.request));
 }
 
 void node_core::tell_untold() {

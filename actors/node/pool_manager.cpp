@@ -74,10 +74,6 @@ void on_leave_line(self_pointer self, const leave_line& order) {
   serve(self);
 }
 
-void on_pool_changed(self_pointer self) {
-  serve(self);
-}
-
 }  // namespace
 
 pool_manager_actor::behavior_type pool_manager(
@@ -90,7 +86,7 @@ pool_manager_actor::behavior_type pool_manager(
       [self](pool_command& command) {
         std::visit(overloaded{[self](wait_for_blocks& x) { on_wait_for_blocks(self, x); },
                               [self](leave_line& x) { on_leave_line(self, x); },
-                              [self](pool_changed&) { on_pool_changed(self); }},
+                              [self](pool_changed&) { serve(self); }},
                    command.what);
         arm(self);
       },

@@ -5,7 +5,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -32,18 +31,6 @@ constexpr milliseconds last_words{200};
 
 using registered_atom = caf::atom_constant<caf::atom("TroupeNet")>;
 using broker_atom = caf::atom_constant<caf::atom("BASP")>;  // CAF's own name for it
-
-/// Retries if there is no memory for the message: the system waits for actors that were not told.
-void tell_to_end(const network_actor& actor) noexcept {
-  for (int tries = 0; tries < 10; ++tries) {
-    try {
-      caf::anon_send_exit(actor, caf::exit_reason::user_shutdown);
-      return;
-    } catch (const std::bad_alloc&) {
-      std::this_thread::sleep_for(milliseconds{10});
-    }
-  }
-}
 
 }  // namespace
 
@@ -105,7 +92,8 @@ class network::gate : public std::enable_shared_from_this<gate> {
     if (!open_) return;
     open_ = false;
     system_->registry().erase(registered_atom::value);
-    tell_to_end(dialler_);
+    // The system waits for actors that were not told.
+    send_with_patience([&] { caf::anon_send_exit(dialler_, caf::exit_reason::user_shutdown); });
     dialler_ = nullptr;
     broker_ = nullptr;
   }

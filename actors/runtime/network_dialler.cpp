@@ -1,8 +1,6 @@
 #include "troupe/actors/runtime/network_dialler.hpp"
 
 #include <algorithm>
-#include <new>
-#include <thread>
 #include <utility>
 
 #include <caf/sec.hpp>
@@ -36,10 +34,8 @@ std::string text_of(const dialler_state::endpoint& to) {
   return to.first + ":" + std::to_string(to.second);
 }
 
-/// The pause between tries that fail for lack of memory, and the time from a handler that failed so
-/// to the next look.
-constexpr milliseconds next_try{10}, next_look{100};
-constexpr int most_tries = 10;
+/// The time from a handler that failed for lack of memory to the next look.
+constexpr milliseconds next_look{100};
 
 void answer(dialler_state::asker& asker, troupe::error why) {
   asker.answer(reached{std::move(why), nullptr});
@@ -64,19 +60,6 @@ troupe::error too_late(const dialler_state::endpoint& at, milliseconds timeout) 
 
 void cut(const dialler_state::attempt& attempt) {
   if (attempt.line) ::shutdown(attempt.line->get(), SHUT_RDWR);
-}
-
-/// Retries if there is no memory for the message: an asker waits for it.
-template <class Send>
-void send_with_patience(Send&& send) noexcept {
-  for (int tries = 0; tries < most_tries; ++tries) {
-    try {
-      send();
-      return;
-    } catch (const std::bad_alloc&) {
-      std::this_thread::sleep_for(next_try);
-    }
-  }
 }
 
 /// Runs a handler. A handler that runs out of memory must not end the actor, without which this

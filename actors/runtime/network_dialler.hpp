@@ -6,9 +6,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,19 @@
 #include "troupe/actors/runtime/network_stream.hpp"
 
 namespace troupe::actors {
+
+/// Sends a message that somebody waits for. Retries if there is no memory for it.
+template <class Send>
+void send_with_patience(Send&& send) noexcept {
+  for (int tries = 0; tries < 10; ++tries) {
+    try {
+      send();
+      return;
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds{10});
+    }
+  }
+}
 
 /// Begins to connect. Unless an error is returned, the outcome comes as a `dialled` with that
 /// attempt's number.

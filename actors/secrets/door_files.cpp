@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "troupe/actors/base/phrases.hpp"
 #include "troupe/transport/os_error.hpp"
 #include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/random.hpp"
@@ -105,14 +106,7 @@ int flush_folder(const std::string& path) {
 std::string fresh_secret() {
   std::array<std::byte, 32> drawn{};
   transport::random_bytes(drawn);
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string text;
-  for (const auto one : drawn) {
-    text += digits[std::to_integer<std::size_t>(one >> 4)];
-    text += digits[std::to_integer<std::size_t>(one & std::byte{15})];
-  }
-  text += '\n';
-  return text;
+  return hex_text(drawn) + '\n';
 }
 
 }  // namespace troupe::actors

@@ -35,11 +35,7 @@ drain_reply supervisor_state::drain(const drain_request& request) {
     const bool busy = m.load.queue_length != 0 || m.load.active_transfers != 0;
     if (busy) drains.heard({m.node.name, m.node.incarnation, 0, m.load, {}});
   }
-  std::string names;
-  for (const auto& one : ranks) {
-    names += (names.empty() ? "" : ", ") + one.name;
-    order(one.name, {one.incarnation, drain_step::finish});
-  }
+  const auto names = order_all(ranks, drain_step::finish);
   log->info("an operator drains {}: no new request goes there, it leaves in {} ms at the latest",
             names, std::min(deadline, max_drain_deadline).count());
   judge_drains();
@@ -53,11 +49,7 @@ drain_reply supervisor_state::cancel_drain(const std::string& node) {
   if (!serving) return refused(serving.error());
   const auto replica = table->replica_of(node);
   drains.cancel(replica.front().stage, replica.front().replica);
-  std::string names;
-  for (const node_life& one : *serving) {
-    names += (names.empty() ? "" : ", ") + one.name;
-    order(one.name, {one.incarnation, drain_step::resume});
-  }
+  const auto names = order_all(*serving, drain_step::resume);
   log->info("an operator cancels the drain of {}: requests go there again", names);
   return {0, names, table->incarnation_of(node).value_or(0)};
 }
@@ -79,6 +71,15 @@ void supervisor_state::judge_drains() {
       order(node, {incarnation, drain_step::leave});
     }
   }
+}
+
+std::string supervisor_state::order_all(const std::vector<node_life>& nodes, drain_step step) {
+  std::string names;
+  for (const node_life& one : nodes) {
+    names += (names.empty() ? "" : ", ") + one.name;
+    order(one.name, {one.incarnation, step});
+  }
+  return names;
 }
 
 void supervisor_state::order(const std::string& node, const drain_order& what) {

@@ -118,6 +118,8 @@ struct supervisor_state {
   void judge_drains();
   /// Sends the order only to the life that it names.
   void order(const std::string& node, const drain_order& what);
+  /// Returns the names, for messages.
+  std::string order_all(const std::vector<node_life>& nodes, drain_step step);
 };
 
 /// The number of lines that a rate limit held back, as a suffix for the line that passed.

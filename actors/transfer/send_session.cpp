@@ -5,21 +5,9 @@
 #include <string_view>
 #include <utility>
 
+#include "troupe/actors/base/phrases.hpp"
+
 namespace troupe::actors {
-
-namespace {
-
-std::string hex(std::span<const std::byte> bytes) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string text = "0x";
-  for (const auto byte : bytes) {
-    text += digits[std::to_integer<std::size_t>(byte >> 4)];
-    text += digits[std::to_integer<std::size_t>(byte & std::byte{15})];
-  }
-  return text;
-}
-
-}  // namespace
 
 send_session::send_session(options opts) : options_{std::move(opts)} {
   options_.max_in_flight = std::max(options_.max_in_flight, 1u);
@@ -376,9 +364,9 @@ std::optional<error> check_expected(std::span<const std::byte> expected,
   const auto begin = aux.first(std::min(expected.size(), aux.size()));
   if (std::ranges::equal(expected, begin)) return std::nullopt;
   return error{errc::layout_mismatch,
-               "the decode engine expects the prefill engine's own bytes to begin with " +
-                   hex(expected) + ", they " +
-                   (aux.empty() ? "are none" : "begin with " + hex(begin)) +
+               "the decode engine expects the prefill engine's own bytes to begin with 0x" +
+                   hex_text(expected) + ", they " +
+                   (aux.empty() ? "are none" : "begin with 0x" + hex_text(begin)) +
                    "; another request has the same id"};
 }
 

@@ -206,9 +206,6 @@ void on_abort_session(self_pointer self, abort_session& refused) {
   // The link could not carry the message, or not give its grant.
   if (self->state.now != phase::stored) refuse(self, refused.why);
 }
-void on_deadline_reached(self_pointer self) {
-  finish(self);
-}
 
 /// Refuses keys that begin with a 0 byte: they are the store's own (`value_store::scratch`).
 std::optional<session_message> refuse_key(const session_message& message) {
@@ -308,8 +305,7 @@ session_actor::behavior_type value_server(session_actor::stateful_pointer<value_
                           [self](link_is_back& x) { on_link_is_back(self, x); },
                           [](source_progress&) {}, [](source_blocks&) {}, [](source_sealed&) {},
                           [self](abort_session& x) { on_abort_session(self, x); },
-                          [self](deadline_reached&) { on_deadline_reached(self); },
-                          [](receive_is_whole&) {}},
+                          [self](deadline_reached&) { finish(self); }, [](receive_is_whole&) {}},
                event.what);
   }};
 }
