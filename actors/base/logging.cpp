@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <spdlog/common.h>
 #include <spdlog/pattern_formatter.h>

@@ -1,10 +1,8 @@
 #include "troupe/actors/door/certificates.hpp"
 
 #include <algorithm>
-#include <array>
 #include <initializer_list>
 #include <memory>
-#include <utility>
 
 #include <openssl/bn.h>
 #include <openssl/pem.h>

@@ -1,6 +1,5 @@
 #include "troupe/actors/door/door_credentials.hpp"
 
-#include <algorithm>
 #include <string_view>
 #include <thread>
 #include <utility>

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include "troupe/actors/door/door_credentials.hpp"
 #include "troupe/actors/door/door_eviction.hpp"

@@ -1,7 +1,6 @@
 #include "troupe/actors/door/door_thread.hpp"
 
 #include <csignal>
-#include <string>
 #include <system_error>
 #include <utility>
 

@@ -1,7 +1,7 @@
 #include "troupe/actors/engine/engine_setup.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <limits>
 #include <set>
 #include <string>
 #include <utility>

@@ -1,7 +1,6 @@
 #include "troupe/io/descriptor.hpp"
 
 #include <algorithm>
-#include <string_view>
 
 #include "troupe/io/agent.hpp"
 #include "troupe/io/bytes.hpp"

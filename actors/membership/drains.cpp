@@ -1,7 +1,6 @@
 #include "troupe/actors/membership/drains.hpp"
 
 #include <algorithm>
-#include <utility>
 
 #include "troupe/actors/base/phrases.hpp"
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <tuple>
-#include <utility>
 
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/membership/membership.hpp"

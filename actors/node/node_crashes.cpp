@@ -7,7 +7,6 @@
 
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/node/node_core.hpp"
-#include "troupe/actors/node/node_end.hpp"
 #include "troupe/actors/runtime/crash.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 

@@ -5,7 +5,6 @@
 
 #include <spdlog/spdlog.h>
 
-#include "troupe/actors/context/deployment_place.hpp"
 #include "troupe/actors/link/link.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership/placement_epochs.hpp"

@@ -1,5 +1,4 @@
 #include <chrono>
-#include <set>
 #include <utility>
 
 #include <caf/actor_system.hpp>

@@ -1,7 +1,6 @@
 #include "troupe/actors/operations/cache_leases.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "troupe/actors/messages/member_list.hpp"

@@ -3,9 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "troupe/kvcache/block_pool.hpp"

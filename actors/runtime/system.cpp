@@ -1,8 +1,6 @@
 #include "troupe/actors/runtime/system.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <mutex>
 #include <random>

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <string>
 
 #include "troupe/actors/messages/node_roles.hpp"
 #include "troupe/actors/runtime/system.hpp"

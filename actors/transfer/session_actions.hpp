@@ -13,7 +13,6 @@
 /// - A batch that failed because its link broke is better reported as `link_lost(why)`: the link's
 ///   owner knows whether the peer is gone, and the first failure is the outcome.
 
-#include <chrono>
 #include <optional>
 #include <variant>
 #include <vector>
