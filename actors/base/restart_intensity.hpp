@@ -18,7 +18,7 @@ class restart_intensity {
 
   /// Counts an end. Returns false if it was one too many: give it up.
   [[nodiscard]] bool allows(clock::time_point now) {
-    forget_before(now);
+    while (!ends_.empty() && now - ends_.front() >= within_) ends_.pop_front();
     if (ends_.size() <= most_) ends_.push_back(now);
     return ends_.size() <= most_;
   }
@@ -28,10 +28,6 @@ class restart_intensity {
   [[nodiscard]] clock::duration within() const noexcept { return within_; }
 
  private:
-  void forget_before(clock::time_point now) {
-    while (!ends_.empty() && now - ends_.front() >= within_) ends_.pop_front();
-  }
-
   std::uint32_t most_;
   clock::duration within_;
   std::deque<clock::time_point> ends_;

@@ -154,7 +154,6 @@ class node_core {
   /// Why no more links are made with this life of the peer. Empty if they are.
   [[nodiscard]] std::optional<troupe::error> links_given_up(const std::string& peer,
                                                             std::uint64_t incarnation) const;
-  [[nodiscard]] bool is_shown(const std::string& peer, std::uint64_t incarnation) const;
 
   // -- requests: placements and calls (node_requests.cpp)
 

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -43,13 +42,6 @@ void node_core::give_this_node_up(const troupe::error& why) {
   for (const auto& [id, link] : links_) tell(link.actor, link_command{close_link{why}});
 }
 
-/// Whether our membership shows that life of the peer.
-bool node_core::is_shown(const std::string& peer, std::uint64_t incarnation) const {
-  return std::ranges::any_of(members_.members, [&](const member& m) {
-    return m.node.name == peer && m.node.incarnation == incarnation;
-  });
-}
-
 void node_core::watch_essentials() {
   if (port_) self_->monitor(port_);
   if (pool_) self_->monitor(pool_);
@@ -71,7 +63,7 @@ void node_core::link_crashed(const known_link& link) {
   auto& of = all[link.peer];
   if (of.incarnation != link.incarnation) {
     // A late crash of a former life says nothing about the present one.
-    if (of.incarnation != 0 && is_shown(link.peer, of.incarnation)) return;
+    if (of.incarnation != 0 && shown_life(link.peer) == of.incarnation) return;
     of = {link.incarnation};
   }
   if (of.given_up || of.limit.allows(std::chrono::steady_clock::now())) return;
