@@ -1,7 +1,6 @@
 #include "troupe/deploy/report_json.hpp"
 
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include <nlohmann/json.hpp>

@@ -1,7 +1,6 @@
 #include "troupe/deploy/stop_together.hpp"
 
 #include <algorithm>
-#include <utility>
 
 namespace troupe::deploy {
 

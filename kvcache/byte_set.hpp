@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "troupe/kvcache/result.hpp"

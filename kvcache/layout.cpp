@@ -4,7 +4,6 @@
 #include <array>
 #include <set>
 #include <string_view>
-#include <utility>
 
 #include "troupe/kvcache/layer_parts.hpp"
 

@@ -1,9 +1,6 @@
 #include "troupe/kvcache/layout_fingerprint.hpp"
 
-#include <algorithm>
 #include <bit>
-#include <cstddef>
-#include <string>
 #include <string_view>
 #include <vector>
 

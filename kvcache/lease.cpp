@@ -1,6 +1,5 @@
 #include "troupe/kvcache/lease.hpp"
 
-#include <algorithm>
 #include <string>
 
 #include "troupe/kvcache/saturating_time.hpp"

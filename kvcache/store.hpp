@@ -10,7 +10,6 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "troupe/kvcache/arena.hpp"
 #include "troupe/kvcache/ids.hpp"

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <set>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include <sched.h>
 #include <unistd.h>

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <optional>
 #include <random>

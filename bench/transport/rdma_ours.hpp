@@ -2,7 +2,6 @@
 
 /// Our side of the rdma rows: two processes with links of the transport between them.
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 

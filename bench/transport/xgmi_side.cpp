@@ -1,7 +1,6 @@
 #include "xgmi_side.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <random>
 #include <utility>
 

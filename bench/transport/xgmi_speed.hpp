@@ -2,10 +2,7 @@
 
 /// Bare work on GPU memory, without Troupe: the rivals, and the kernels without a link.
 
-#include <cstdint>
 #include <memory>
-#include <span>
-#include <string>
 
 #include "xgmi_bare.hpp"
 #include "xgmi_side.hpp"

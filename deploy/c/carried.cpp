@@ -1,4 +1,3 @@
-#include <atomic>
 #include <optional>
 #include <stop_token>
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "troupe/config/deployment.hpp"
 #include "troupe/kvcache/result.hpp"

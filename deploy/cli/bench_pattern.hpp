@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "troupe/kvcache/ids.hpp"
 #include "troupe/kvcache/layout.hpp"

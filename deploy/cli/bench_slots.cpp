@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <random>
-#include <string>
 
 namespace troupe::deploy::cli {
 

@@ -1,6 +1,3 @@
-#include <array>
-#include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include <CLI/CLI.hpp>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include "troupe/actors/discovery/supervisor_notice.hpp"

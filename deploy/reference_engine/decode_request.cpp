@@ -1,7 +1,5 @@
 #include "troupe/deploy/reference_engine/decode_request.hpp"
 
-#include <algorithm>
-
 namespace troupe::reference {
 
 void decode_request::note_landed(const actors::cache_slice& slice) {

@@ -1,6 +1,5 @@
 #include "troupe/deploy/reference_engine/mixers.hpp"
 
-#include <algorithm>
 #include <cmath>
 
 namespace troupe::reference {

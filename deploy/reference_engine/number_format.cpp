@@ -1,7 +1,6 @@
 #include "troupe/deploy/reference_engine/number_format.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
