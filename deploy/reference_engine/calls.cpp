@@ -1,8 +1,9 @@
 #include "troupe/deploy/reference_engine/calls.hpp"
 
 #include <algorithm>
+#include <concepts>
 #include <exception>
-#include <utility>
+#include <type_traits>
 
 #include <nlohmann/json.hpp>
 
@@ -12,12 +13,95 @@ namespace {
 
 using nlohmann::json;
 
-json to_value(const sampling& how) {
-  return {
-      {"temperature", how.temperature}, {"seed", how.seed}, {"printable_only", how.printable_only}};
+// The members of each struct, written and read alike: `visit` takes the key and the member.
+
+template <class T, class Of>
+concept maybe_const = std::same_as<std::remove_const_t<T>, Of>;
+
+void members(maybe_const<sampling> auto& of, auto visit) {
+  visit("temperature", of.temperature);
+  visit("seed", of.seed);
+  visit("printable_only", of.printable_only);
 }
-json to_value(const generation& text) {
-  return {{"tokens", text.tokens}, {"logits_checksum", text.logits_checksum}};
+void members(maybe_const<generation> auto& of, auto visit) {
+  visit("tokens", of.tokens);
+  visit("logits_checksum", of.logits_checksum);
+}
+void members(maybe_const<prefill_call> auto& of, auto visit) {
+  visit("request", of.request);
+  visit("prompt", of.prompt);
+  visit("chunk", of.chunk);
+  visit("sampling", of.how);
+  visit("consumers", of.consumers);
+  visit("deadline_ms", of.deadline_ms);
+  visit("held_for", of.held_for);
+}
+void members(maybe_const<prefill_reply> auto& of, auto visit) {
+  visit("prompt_tokens", of.prompt_tokens);
+  visit("first_token", of.first_token);
+  visit("bytes", of.bytes);
+  visit("started_ns", of.started_ns);
+  visit("computed_ns", of.computed_ns);
+  visit("done_ns", of.done_ns);
+}
+/// Without the mode, which is a word.
+void members(maybe_const<decode_call> auto& of, auto visit) {
+  visit("request", of.request);
+  visit("sources", of.sources);
+  visit("replica", of.replica);
+  visit("prompt", of.prompt);
+  visit("max_tokens", of.max_tokens);
+  visit("sampling", of.how);
+  visit("reuse_prefix", of.reuse_prefix);
+  visit("deadline_ms", of.deadline_ms);
+  visit("placed_by", of.placed_by);
+  visit("placed_at", of.placed_at);
+}
+void members(maybe_const<decode_reply> auto& of, auto visit) {
+  visit("text", of.text);
+  visit("bytes", of.bytes);
+  visit("prefix_tokens", of.prefix_tokens);
+  visit("started_ns", of.started_ns);
+  visit("received_ns", of.received_ns);
+  visit("done_ns", of.done_ns);
+  visit("computed_ns", of.computed_ns);
+  visit("landed_early", of.landed_early);
+}
+/// Without the layers.
+void members(maybe_const<model_reply> auto& of, auto visit) {
+  visit("hidden", of.model.hidden);
+  visit("heads", of.model.heads);
+  visit("head_dim", of.model.head_dim);
+  visit("ffn", of.model.ffn);
+  visit("input_channels", of.model.input_channels);
+  visit("tied_head", of.model.tied_head);
+  visit("seed", of.model.seed);
+  visit("dtype", of.dtype);
+  visit("block_tokens", of.block_tokens);
+  visit("blocks", of.blocks);
+}
+void members(maybe_const<text_reply> auto& of, auto visit) {
+  visit("tokens", of.tokens);
+}
+void members(maybe_const<handoff> auto& of, auto visit) {
+  visit("text", of.text);
+  visit("computed_ns", of.computed_ns);
+}
+
+template <class T>
+constexpr bool is_nested = std::same_as<T, sampling> || std::same_as<T, generation>;
+
+template <class T>
+json to_value(const T& from) {
+  auto value = json::object();
+  members(from, [&value]<class Member>(const char* key, const Member& member) {
+    if constexpr (is_nested<Member>) {
+      value[key] = to_value(member);
+    } else {
+      value[key] = member;
+    }
+  });
+  return value;
 }
 
 payload bytes_of(const json& value) {
@@ -25,31 +109,26 @@ payload bytes_of(const json& value) {
   return {text.begin(), text.end()};
 }
 
-/// Replaces `into` by the member's value; a missing member leaves it unchanged.
+/// Replaces the members of `into` that `object` has.
 template <class T>
-void take(const json& object, const char* key, T& into) {
-  if (const auto found = object.find(key); found != object.end()) into = found->get<T>();
-}
-void take(const json& object, const char* key, sampling& into) {
-  const auto found = object.find(key);
-  if (found == object.end()) return;
-  take(*found, "temperature", into.temperature);
-  take(*found, "seed", into.seed);
-  take(*found, "printable_only", into.printable_only);
-}
-void take(const json& object, const char* key, generation& into) {
-  const auto found = object.find(key);
-  if (found == object.end()) return;
-  take(*found, "tokens", into.tokens);
-  take(*found, "logits_checksum", into.logits_checksum);
+void take(const json& object, T& into) {
+  members(into, [&object]<class Member>(const char* key, Member& member) {
+    const auto found = object.find(key);
+    if (found == object.end()) return;
+    if constexpr (is_nested<Member>) {
+      take(*found, member);
+    } else {
+      member = found->template get<Member>();
+    }
+  });
 }
 
 /// Parses an object and lets `fill` take its members. Exceptions of the library are caught here.
-template <class T, class Fill>
-result<T> parse(const char* what, const void* data, std::size_t size, Fill fill) {
+template <class T, class Byte, class Fill = void (*)(const json&, T&)>
+result<T> parse(const char* what, std::span<Byte> bytes, Fill fill = &take<T>) {
   try {
-    const auto* text = static_cast<const char*>(data);
-    const json value = json::parse(text, text + size);
+    const auto* text = reinterpret_cast<const char*>(bytes.data());
+    const json value = json::parse(text, text + bytes.size());
     if (!value.is_object())
       return fail(errc::invalid_config, std::string{what} + ": expected a JSON object");
     T into;
@@ -58,10 +137,6 @@ result<T> parse(const char* what, const void* data, std::size_t size, Fill fill)
   } catch (const std::exception& e) {
     return fail(errc::invalid_config, std::string{what} + ": " + e.what());
   }
-}
-template <class T, class Fill>
-result<T> parse(const char* what, std::span<const std::uint8_t> bytes, Fill fill) {
-  return parse<T>(what, bytes.data(), bytes.size(), fill);
 }
 
 result<void> check_request(const char* what, const std::string& request,
@@ -85,48 +160,22 @@ result<void> check_request(const char* what, const std::string& request,
 }  // namespace
 
 payload to_json(const prefill_call& call) {
-  return bytes_of({{"request", call.request},
-                   {"prompt", call.prompt},
-                   {"chunk", call.chunk},
-                   {"sampling", to_value(call.how)},
-                   {"consumers", call.consumers},
-                   {"deadline_ms", call.deadline_ms},
-                   {"held_for", call.held_for}});
+  return bytes_of(to_value(call));
 }
 
 result<prefill_call> prefill_call_from(std::span<const std::uint8_t> bytes) {
-  auto call = parse<prefill_call>("prefill", bytes, [](const json& value, prefill_call& into) {
-    take(value, "request", into.request);
-    take(value, "prompt", into.prompt);
-    take(value, "chunk", into.chunk);
-    take(value, "sampling", into.how);
-    take(value, "consumers", into.consumers);
-    take(value, "deadline_ms", into.deadline_ms);
-    take(value, "held_for", into.held_for);
-  });
+  auto call = parse<prefill_call>("prefill", bytes);
   if (!call) return call;
   if (auto ok = check_request("prefill", call->request, call->prompt); !ok) return fail(ok.error());
   return call;
 }
 
 payload to_json(const prefill_reply& reply) {
-  return bytes_of({{"prompt_tokens", reply.prompt_tokens},
-                   {"first_token", reply.first_token},
-                   {"bytes", reply.bytes},
-                   {"started_ns", reply.started_ns},
-                   {"computed_ns", reply.computed_ns},
-                   {"done_ns", reply.done_ns}});
+  return bytes_of(to_value(reply));
 }
 
 result<prefill_reply> prefill_reply_from(std::span<const std::uint8_t> bytes) {
-  return parse<prefill_reply>("prefill reply", bytes, [](const json& value, prefill_reply& into) {
-    take(value, "prompt_tokens", into.prompt_tokens);
-    take(value, "first_token", into.first_token);
-    take(value, "bytes", into.bytes);
-    take(value, "started_ns", into.started_ns);
-    take(value, "computed_ns", into.computed_ns);
-    take(value, "done_ns", into.done_ns);
-  });
+  return parse<prefill_reply>("prefill reply", bytes);
 }
 
 decode_call decode_at(const actors::placement& where) {
@@ -141,33 +190,16 @@ decode_call decode_at(const actors::placement& where) {
 }
 
 payload to_json(const decode_call& call) {
-  return bytes_of({{"request", call.request},
-                   {"sources", call.sources},
-                   {"replica", call.replica},
-                   {"mode", std::string{to_string(call.mode)}},
-                   {"prompt", call.prompt},
-                   {"max_tokens", call.max_tokens},
-                   {"sampling", to_value(call.how)},
-                   {"reuse_prefix", call.reuse_prefix},
-                   {"deadline_ms", call.deadline_ms},
-                   {"placed_by", call.placed_by},
-                   {"placed_at", call.placed_at}});
+  auto value = to_value(call);
+  value["mode"] = std::string{to_string(call.mode)};
+  return bytes_of(value);
 }
 
 result<decode_call> decode_call_from(std::span<const std::uint8_t> bytes) {
   std::string mode{to_string(transfer_mode::write)};
   auto call = parse<decode_call>("decode", bytes, [&mode](const json& value, decode_call& into) {
-    take(value, "request", into.request);
-    take(value, "sources", into.sources);
-    take(value, "replica", into.replica);
-    take(value, "mode", mode);
-    take(value, "prompt", into.prompt);
-    take(value, "max_tokens", into.max_tokens);
-    take(value, "sampling", into.how);
-    take(value, "reuse_prefix", into.reuse_prefix);
-    take(value, "deadline_ms", into.deadline_ms);
-    take(value, "placed_by", into.placed_by);
-    take(value, "placed_at", into.placed_at);
+    take(value, into);
+    mode = value.value("mode", mode);
   });
   if (!call) return call;
   if (auto ok = check_request("decode", call->request, call->prompt); !ok) return fail(ok.error());
@@ -185,27 +217,11 @@ result<decode_call> decode_call_from(std::span<const std::uint8_t> bytes) {
 }
 
 payload to_json(const decode_reply& reply) {
-  return bytes_of({{"text", to_value(reply.text)},
-                   {"bytes", reply.bytes},
-                   {"prefix_tokens", reply.prefix_tokens},
-                   {"started_ns", reply.started_ns},
-                   {"received_ns", reply.received_ns},
-                   {"done_ns", reply.done_ns},
-                   {"computed_ns", reply.computed_ns},
-                   {"landed_early", reply.landed_early}});
+  return bytes_of(to_value(reply));
 }
 
 result<decode_reply> decode_reply_from(std::span<const std::uint8_t> bytes) {
-  return parse<decode_reply>("decode reply", bytes, [](const json& value, decode_reply& into) {
-    take(value, "text", into.text);
-    take(value, "bytes", into.bytes);
-    take(value, "prefix_tokens", into.prefix_tokens);
-    take(value, "started_ns", into.started_ns);
-    take(value, "received_ns", into.received_ns);
-    take(value, "done_ns", into.done_ns);
-    take(value, "computed_ns", into.computed_ns);
-    take(value, "landed_early", into.landed_early);
-  });
+  return parse<decode_reply>("decode reply", bytes);
 }
 
 payload to_json(const model_reply& reply) {
@@ -214,17 +230,9 @@ payload to_json(const model_reply& reply) {
     layers.push_back({{"kind", static_cast<std::uint8_t>(layer.kind)},
                       {"kv_heads", layer.kv_heads},
                       {"head_dim", layer.head_dim}});
-  return bytes_of({{"layers", layers},
-                   {"hidden", reply.model.hidden},
-                   {"heads", reply.model.heads},
-                   {"head_dim", reply.model.head_dim},
-                   {"ffn", reply.model.ffn},
-                   {"input_channels", reply.model.input_channels},
-                   {"tied_head", reply.model.tied_head},
-                   {"seed", reply.model.seed},
-                   {"dtype", reply.dtype},
-                   {"block_tokens", reply.block_tokens},
-                   {"blocks", reply.blocks}});
+  auto value = to_value(reply);
+  value["layers"] = layers;
+  return bytes_of(value);
 }
 
 result<model_reply> model_reply_from(std::span<const std::uint8_t> bytes) {
@@ -232,31 +240,20 @@ result<model_reply> model_reply_from(std::span<const std::uint8_t> bytes) {
     for (const auto& layer : value.at("layers")) {
       kvcache::layer_shape shape;
       shape.kind = static_cast<kvcache::layer_kind>(layer.at("kind").get<std::uint8_t>());
-      take(layer, "kv_heads", shape.kv_heads);
-      take(layer, "head_dim", shape.head_dim);
+      shape.kv_heads = layer.value("kv_heads", shape.kv_heads);
+      shape.head_dim = layer.value("head_dim", shape.head_dim);
       into.model.layers.push_back(shape);
     }
-    take(value, "hidden", into.model.hidden);
-    take(value, "heads", into.model.heads);
-    take(value, "head_dim", into.model.head_dim);
-    take(value, "ffn", into.model.ffn);
-    take(value, "input_channels", into.model.input_channels);
-    take(value, "tied_head", into.model.tied_head);
-    take(value, "seed", into.model.seed);
-    take(value, "dtype", into.dtype);
-    take(value, "block_tokens", into.block_tokens);
-    take(value, "blocks", into.blocks);
+    take(value, into);
   });
 }
 
 payload to_json(const text_reply& reply) {
-  return bytes_of({{"tokens", reply.tokens}});
+  return bytes_of(to_value(reply));
 }
 
 result<text_reply> text_reply_from(std::span<const std::uint8_t> bytes) {
-  return parse<text_reply>("text reply", bytes, [](const json& value, text_reply& into) {
-    take(value, "tokens", into.tokens);
-  });
+  return parse<text_reply>("text reply", bytes);
 }
 
 payload abort_to_json(const std::string& request) {
@@ -270,18 +267,13 @@ result<std::string> abort_from(std::span<const std::uint8_t> bytes) {
 }
 
 std::vector<std::byte> to_aux(const handoff& what) {
-  const auto json_bytes =
-      bytes_of({{"text", to_value(what.text)}, {"computed_ns", what.computed_ns}});
+  const auto json_bytes = bytes_of(to_value(what));
   const auto view = std::as_bytes(std::span{json_bytes});
   return {view.begin(), view.end()};
 }
 
 result<handoff> handoff_from(std::span<const std::byte> aux) {
-  auto what =
-      parse<handoff>("handoff", aux.data(), aux.size(), [](const json& value, handoff& into) {
-        take(value, "text", into.text);
-        take(value, "computed_ns", into.computed_ns);
-      });
+  auto what = parse<handoff>("handoff", aux);
   if (what && what->text.tokens.size() != 1)
     return fail(errc::invalid_config, "handoff: the prefill engine sealed without a first token");
   return what;
