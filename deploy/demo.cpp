@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <iomanip>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include <netinet/in.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -123,15 +123,11 @@ std::string tail_of(const std::string& log) {
 }
 
 std::string size_text(std::uint64_t bytes) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / (1 << 20) << " MiB";
-  return out.str();
+  return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
 std::string ms_text(std::int64_t from_ns, std::int64_t to_ns) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(1) << static_cast<double>(to_ns - from_ns) / 1e6 << " ms";
-  return out.str();
+  return fmt::format("{:.1f} ms", static_cast<double>(to_ns - from_ns) / 1e6);
 }
 
 /// The processes of the demo.
@@ -427,12 +423,10 @@ class demo {
 result<void> check(const demo_options& options) {
   if (!transfer_mode_of(options.mode))
     return fail(errc::invalid_config, "--mode must be write or read, found " + options.mode);
-  if (!config::backend_of(options.backend)) {
-    std::string known;
-    for (const auto& word : config::backend_words()) known += (known.empty() ? "" : ", ") + word;
+  if (!config::backend_of(options.backend))
     return fail(errc::invalid_config,
-                "--backend must be one of " + known + ", found " + options.backend);
-  }
+                fmt::format("--backend must be one of {}, found {}",
+                            fmt::join(config::backend_words(), ", "), options.backend));
   if (options.requests == 0 || options.requests > 1000)
     return fail(errc::invalid_config, "--requests must be 1 to 1000");
   if (options.prompt.size() > max_prompt_bytes)

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "troupe/deploy/cli/text_table.hpp"
+#include "troupe/deploy/report_json.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -109,7 +110,7 @@ std::string to_json(const bench_report& report) {
   out["verify_seconds"] =
       options.verify ? nlohmann::json(seconds(o.lasted - o.elapsed)) : nlohmann::json{};
   out["interrupted"] = o.interrupted;
-  return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  return text_of(out, 2);
 }
 
 }  // namespace troupe::deploy::cli

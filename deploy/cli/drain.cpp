@@ -11,10 +11,10 @@
 #include <CLI/CLI.hpp>
 
 #include "troupe/actors/cluster_client.hpp"
-#include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership/drains.hpp"
 #include "troupe/config/units.hpp"
 #include "troupe/deploy/cli/cluster_address.hpp"
+#include "troupe/deploy/cli/cluster_look.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 
@@ -168,13 +168,8 @@ result<std::pair<std::unique_ptr<actors::cluster_client>, std::uint64_t>> reach(
     const cluster_address& at) {
   auto cluster = actors::cluster_client::connect(at.client({}));
   if (!cluster) return fail(at.explained(cluster.error()));
-  const auto members = (*cluster)->members();
+  const auto members = members_of(**cluster, at);
   if (!members) return fail(members.error());
-  if (!at.cluster.empty() && members->cluster != at.cluster) {
-    return fail(errc::invalid_config, "the supervisor at " + at.text() + " belongs to cluster `" +
-                                          members->cluster + "`, but the file describes `" +
-                                          at.cluster + "`; give the two clusters different ports");
-  }
   return std::pair{std::move(*cluster), members->supervisor_incarnation};
 }
 
@@ -197,11 +192,7 @@ exit_code cancel(actors::cluster_client& cluster, const std::string& name) {
 exit_code run_drain(const drain_arguments& given) {
   const auto at = cluster_at("drain", given.where);
   if (!at) return exit_code::usage;
-  // The answer says what is wrong; the network layer's lines would only repeat it.
-  actors::log_options log;
-  log.level = "error";
-  log.node = "drain";
-  (void)actors::init_logging(log);
+  log_errors_only("drain");
   const auto cluster = reach(*at);
   if (!cluster) {
     complain_of_drain(to_string(cluster.error()));

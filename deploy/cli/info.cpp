@@ -46,7 +46,7 @@ facts build_facts() {
 std::string proc_value(const char* path, const std::string& key) {
   std::ifstream in{path};
   for (std::string line; std::getline(in, line);) {
-    if (line.rfind(key, 0) != 0) continue;
+    if (!line.starts_with(key)) continue;
     const auto start = line.find_first_not_of(" \t:", key.size());
     if (start != std::string::npos) return line.substr(start);
   }
@@ -66,7 +66,7 @@ std::string entries_of(const char* folder, const std::string& prefix) {
   std::string names;
   for (const auto& entry : transport::entries_of(folder)) {
     const auto name = entry.filename().string();
-    if (name.rfind(prefix, 0) == 0) names += (names.empty() ? "" : ", ") + name;
+    if (name.starts_with(prefix)) names += (names.empty() ? "" : ", ") + name;
   }
   return names.empty() ? "none" : names;
 }
@@ -110,12 +110,9 @@ void print_facts(const char* heading, const facts& list) {
 
 void print_text(const std::vector<actors::backend_report>& backends) {
   print_facts("troupe", build_facts());
-  std::cout << "backends\n";
-  for (const auto& b : backends) {
-    auto name = b.name;
-    name.resize(14, ' ');
-    std::cout << "  " << name << verdict_text(b) << "\n";
-  }
+  facts verdicts;
+  for (const auto& b : backends) verdicts.emplace_back(b.name, verdict_text(b));
+  print_facts("backends", verdicts);
   print_facts("machine", hardware_facts());
 }
 
@@ -124,7 +121,7 @@ void print_json(const std::vector<actors::backend_report>& backends) {
   for (const auto& [name, value] : build_facts()) out["troupe"][name] = value;
   for (const auto& [name, value] : hardware_facts()) out["machine"][name] = value;
   out["backends"] = deploy::to_json(backends);
-  std::cout << out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  std::cout << text_of(out, 2) << "\n";
 }
 
 exit_code run_info(bool as_json) {
