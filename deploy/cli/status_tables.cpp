@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <ostream>
+#include <string_view>
 #include <utility>
 
 #include <spdlog/fmt/fmt.h>
@@ -99,6 +100,17 @@ void print_nodes(const cluster_status& status, std::ostream& out) {
           << "\n";
 }
 
+/// Prints a further table, or the sentence that stands for an empty one.
+void print_below(const text_table& table, std::ostream& out, std::string_view if_empty = {}) {
+  if (table.empty() && if_empty.empty()) return;
+  out << "\n";
+  if (table.empty()) {
+    out << if_empty;
+  } else {
+    table.print(out);
+  }
+}
+
 std::string labels_text(const std::vector<actors::node_label>& labels) {
   std::string text;
   for (const auto& label : labels)
@@ -116,9 +128,7 @@ void print_announced(const cluster_status& status, std::ostream& out) {
     table.add({printable(info.name), printable(info.replica_name),
                has_cache ? hex(info.fingerprint) : "-", labels_text(info.labels)});
   }
-  if (table.empty()) return;
-  out << "\n";
-  table.print(out);
+  print_below(table, out);
 }
 
 void print_backends(const cluster_status& status, std::ostream& out) {
@@ -129,9 +139,7 @@ void print_backends(const cluster_status& status, std::ostream& out) {
     table.add({printable(n.member.node.name), printable(usable_text(all)),
                printable(unusable_text(all))});
   }
-  if (table.empty()) return;
-  out << "\n";
-  table.print(out);
+  print_below(table, out);
 }
 
 void print_links(const cluster_status& status, std::ostream& out) {
@@ -158,12 +166,7 @@ void print_links(const cluster_status& status, std::ostream& out) {
            number(l.failed), number(l.refused), number(l.rebuilds),
            printable(l.last_break.empty() ? l.reason : l.reason + "; broke: " + l.last_break)});
   }
-  if (table.empty()) {
-    out << "\nno links: they are made when two nodes first move something\n";
-    return;
-  }
-  out << "\n";
-  table.print(out);
+  print_below(table, out, "no links: they are made when two nodes first move something\n");
 }
 
 /// Prints each lane's device; nothing if no lane is a queue pair.
@@ -194,9 +197,7 @@ void print_lanes(const cluster_status& status, std::ostream& out) {
       }
     }
   }
-  if (table.empty()) return;
-  out << "\n";
-  table.print(out);
+  print_below(table, out);
 }
 
 void print_pools(const cluster_status& status, std::ostream& out) {
@@ -221,9 +222,7 @@ void print_pools(const cluster_status& status, std::ostream& out) {
                bytes_text(p.store_used), bytes_text(p.store_bytes),
                p.memory.empty() ? "-" : printable(p.memory)});
   }
-  if (table.empty()) return;
-  out << "\n";
-  table.print(out);
+  print_below(table, out);
 }
 
 void print_transfers(const cluster_status& status, std::ostream& out) {
@@ -242,12 +241,7 @@ void print_transfers(const cluster_status& status, std::ostream& out) {
                  printable(t.request), printable(t.peer), printable(t.side), printable(t.state),
                  bytes_text(t.bytes), duration_text(t.age_ms)});
   }
-  if (table.empty()) {
-    out << "\nno transfers now\n";
-    return;
-  }
-  out << "\n";
-  table.print(out);
+  print_below(table, out, "no transfers now\n");
 }
 
 }  // namespace
