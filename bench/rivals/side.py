@@ -17,7 +17,6 @@ Orders come as lines of JSON on standard input, an answer to each as a line on w
 
 An answer has the key `refused`, the words of the implementation, where it did not do it.
 """
-import ctypes
 import importlib
 import json
 import mmap
@@ -65,10 +64,6 @@ def ordinary_memory(size):
     """Memory as an engine has it: anonymous and private."""
     held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(held, np.uint8)
-
-
-def array_at(address, size):
-    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8)
 
 
 def fill(array, seed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 
@@ -38,9 +37,7 @@ class InLoop(Generic[Started]):
     async def __aenter__(self: Own) -> Own:
         return await self.begin()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._end_once()
 
     @property

@@ -9,8 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, fields
 from typing import Any
 
 from troupe import _abi
@@ -228,9 +227,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -264,16 +261,7 @@ class Engine:
     def identity(self) -> Identity:
         raw = _abi.CIdentity(size=ctypes.sizeof(_abi.CIdentity))
         self._lib.check(self._lib.engine_identity(self._handle, ctypes.byref(raw)))
-        return Identity(
-            incarnation=int(raw.incarnation),
-            epoch=int(raw.epoch),
-            replica=int(raw.replica),
-            rank=int(raw.rank),
-            ranks=int(raw.ranks),
-            port=int(raw.port),
-            pid=int(raw.pid),
-            supervisor_incarnation=int(raw.supervisor_incarnation),
-        )
+        return Identity(**{one.name: getattr(raw, one.name) for one in fields(Identity)})
 
     # -- the cache
 
@@ -559,9 +547,7 @@ class Engine:
         known = _lives(lives, sources)
         if known is not None:
             of.lives = ctypes.addressof(known)
-        out = ctypes.c_uint64()
-        self._lib.check(function(self._handle, ctypes.byref(of), ctypes.byref(out)))
-        return Operation(out.value)
+        return self._begin(function, ctypes.byref(of))
 
     def await_layers(
         self, receive: Operation, layer_begin: int, layer_end: int, token_end: int, *, stream: int = 0, gpu: int = 0
@@ -609,20 +595,15 @@ class Engine:
         memory = None if _is_empty(value) else Memory.of(value, writable=False)
         if memory is not None and memory.on_gpu and (why := self._why_no_gpu()).startswith("not built"):
             raise unreachable("the value", why)
-        out = ctypes.c_uint64()
         with self._values_lock:
-            self._lib.check(
-                self._lib.engine_put(
-                    self._handle,
-                    _abi.encoded("peer", peer),
-                    _abi.encoded("key", key),
-                    None if memory is None else memory.address,
-                    0 if memory is None else memory.size,
-                    _abi.milliseconds("ttl", ttl, 0),
-                    ctypes.byref(out),
-                )
+            operation = self._begin(
+                self._lib.engine_put,
+                _abi.encoded("peer", peer),
+                _abi.encoded("key", key),
+                None if memory is None else memory.address,
+                0 if memory is None else memory.size,
+                _abi.milliseconds("ttl", ttl, 0),
             )
-            operation = Operation(out.value)
             if memory is not None:
                 self._values[operation] = memory
         return operation
@@ -644,8 +625,11 @@ class Engine:
         return next((str(one["reason"]) for one in self.report()["backends"] if one["name"] == "xgmi"), "")
 
     def _keyed(self, function: Any, peer: str, key: str) -> Operation:
+        return self._begin(function, _abi.encoded("peer", peer), _abi.encoded("key", key))
+
+    def _begin(self, function: Any, *arguments: Any) -> Operation:
         out = ctypes.c_uint64()
-        self._lib.check(function(self._handle, _abi.encoded("peer", peer), _abi.encoded("key", key), ctypes.byref(out)))
+        self._lib.check(function(self._handle, *arguments, ctypes.byref(out)))
         return Operation(out.value)
 
     # -- the cluster
@@ -668,9 +652,7 @@ class Engine:
         raw = placement_request(
             request, from_stage, to_stage, affinity, timeout, failed=failed, keep_source=keep_source
         )
-        out = ctypes.c_uint64()
-        self._lib.check(self._lib.engine_place(self._handle, ctypes.byref(raw), ctypes.byref(out)))
-        return Operation(out.value)
+        return self._begin(self._lib.engine_place, ctypes.byref(raw))
 
     def placed_request_ended(self, request: str) -> None:
         """Reports that a placed request ended, with or without success: its place in the queue is free."""

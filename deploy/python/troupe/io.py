@@ -22,7 +22,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Union
 
 from troupe import _abi, _io_abi, _tables
@@ -253,9 +252,7 @@ class Agent:
     def __enter__(self) -> Agent:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -314,20 +311,11 @@ class Agent:
     def allocate(self, size: int, *, name: str = "", rights: str = "read_write") -> RegisteredMemory:
         """Allocates zeroed host memory, which peers of this host map: `RegisteredMemory.view`. Freed when it is
         deregistered or the agent is closed."""
-        out = ctypes.c_uint64()
         allowed = _number_of("rights", rights, _RIGHTS)
-        self._lib.check(
-            self._lib.io_allocate(
-                self._handle,
-                _abi.number("size", size, 2**64),
-                _abi.encoded("name", name),
-                allowed,
-                ctypes.byref(out),
-            )
-        )
+        number = self._new(self._lib.io_allocate, _abi.number("size", size, 2**64), _abi.encoded("name", name), allowed)
         raw = _abi.CMemory()
-        self._lib.check(self._lib.io_bytes(self._handle, out, ctypes.byref(raw)))
-        return RegisteredMemory(self, out.value, int(raw.data or 0), int(raw.size))
+        self._lib.check(self._lib.io_bytes(self._handle, number, ctypes.byref(raw)))
+        return RegisteredMemory(self, number, int(raw.data or 0), int(raw.size))
 
     def describe(self, *only: RegisteredMemory) -> bytes:
         """Describes this agent and these memories (none given: all of them) for a peer, in at most 1 MiB. Valid for
@@ -351,9 +339,7 @@ class Agent:
         same peer. Sends nothing. `TroupeError` INVALID_CONFIG (not a descriptor), VERSION_MISMATCH, UNAUTHORIZED (a
         forged token of a known life)."""
         raw = bytes(descriptor)
-        out = ctypes.c_uint64()
-        self._lib.check(self._lib.io_add_peer(self._handle, raw, len(raw), ctypes.byref(out)))
-        return Peer(self, out.value)
+        return Peer(self, self._new(self._lib.io_add_peer, raw, len(raw)))
 
     # -- plans and transfers
 
@@ -387,22 +373,18 @@ class Agent:
         here_at, here_count = here.buffer_info()
         there_at, there_count = there.buffer_info()
         self._release_dropped()
-        out = ctypes.c_uint64()
-        self._lib.check(
-            self._lib.io_make(
-                self._handle,
-                _number_of("direction", direction, _DIRECTIONS),
-                local.number,
-                here_at if here_count else None,
-                here_count,
-                remote.number,
-                there_at if there_count else None,
-                there_count,
-                _MERGE if merge else 0,
-                ctypes.byref(out),
-            )
+        number = self._new(
+            self._lib.io_make,
+            _number_of("direction", direction, _DIRECTIONS),
+            local.number,
+            here_at if here_count else None,
+            here_count,
+            remote.number,
+            there_at if there_count else None,
+            there_count,
+            _MERGE if merge else 0,
         )
-        return Transfer(self, out.value)
+        return Transfer(self, number)
 
     def wait(self, transfers: Iterable[Transfer], timeout: float | None = None, *, for_any: bool = False) -> int:
         """Waits until all of the transfers, or any one, have ended, and returns how many have. `WaitTimeout`: `timeout`
@@ -447,11 +429,13 @@ class Agent:
     def _plan(self, prepare: Any, rows: array.array[int], width: int, *before: int) -> Plan:
         self._release_dropped()
         address, count = rows.buffer_info()
+        return Plan(self, self._new(prepare, *before, address if count else None, count // width))
+
+    def _new(self, function: Any, *arguments: Any) -> int:
+        """Calls a function that numbers what it makes."""
         out = ctypes.c_uint64()
-        self._lib.check(
-            prepare(self._handle, *before, address if count else None, count // width, ctypes.byref(out))
-        )
-        return Plan(self, out.value)
+        self._lib.check(function(self._handle, *arguments, ctypes.byref(out)))
+        return out.value
 
     def _release_dropped(self) -> None:
         """Releases plans and transfers that are no longer referenced. `__del__`, which may run at any time and so takes
@@ -524,9 +508,7 @@ class RegisteredMemory:
     def __enter__(self) -> RegisteredMemory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.deregister()
 
     def __repr__(self) -> str:
@@ -608,16 +590,10 @@ class Peer:
 
     def session(self, local: RegisteredMemory, remote: RemoteMemory | RegisteredMemory | int) -> Session:
         """A session between a memory of this agent and one of the peer (or its number): bytes then move by offsets."""
-        lib, handle = self.agent._lib, self.agent._handle
-        self.agent._release_dropped()
-        number = remote if isinstance(remote, int) else remote.number
-        out = ctypes.c_uint64()
-        lib.check(
-            lib.io_session(
-                handle, local.number, self.number, _abi.number("remote", number, 2**64), ctypes.byref(out)
-            )
-        )
-        return Session(self.agent, out.value, local.size)
+        agent = self.agent
+        agent._release_dropped()
+        number = _abi.number("remote", remote if isinstance(remote, int) else remote.number, 2**64)
+        return Session(agent, agent._new(agent._lib.io_session, local.number, self.number, number), local.size)
 
     def notify(self, data: bytes) -> None:
         """Sends a notice (at most 64 KiB) without a transfer, in order with other calls of this method for that peer.
