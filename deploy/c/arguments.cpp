@@ -15,6 +15,12 @@ std::string in_quotes(std::string_view name) {
 
 }  // namespace
 
+result<void> present(std::initializer_list<named_pointer> all) {
+  for (const auto& [at, name] : all)
+    if (auto here = present(at, name); !here) return here;
+  return {};
+}
+
 result<void> check_size(std::uint32_t size, std::uint32_t least, std::size_t known,
                         std::string_view name) {
   if (size >= least && size <= max_struct_bytes) return {};

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -68,6 +69,12 @@ template <class T>
   if (pointer) return {};
   return bad_argument("`" + std::string{name} + "` is NULL");
 }
+struct named_pointer {
+  const void* at;
+  std::string_view name;
+};
+/// Refuses the first null pointer among several.
+[[nodiscard]] result<void> present(std::initializer_list<named_pointer> all);
 
 /// Reads a struct that begins with `size`: fields that the caller does not know are 0.
 template <class Struct>

@@ -168,8 +168,7 @@ troupe_status troupe_carried_answer(const troupe_carried* outcome, uint32_t side
   return guarded([&]() -> result<void> {
     if (auto given = present(outcome, "outcome"); !given) return given;
     if (auto known = in_range(side, TROUPE_PREFILL, TROUPE_DECODE, "side"); !known) return known;
-    if (auto out = present(answer, "answer"); !out) return out;
-    if (auto out = present(answer_size, "answer_size"); !out) return out;
+    if (auto out = present({{answer, "answer"}, {answer_size, "answer_size"}}); !out) return out;
     const auto& answers =
         side == TROUPE_PREFILL ? outcome->outcome.prefill : outcome->outcome.decode;
     if (index >= answers.size())
@@ -183,8 +182,7 @@ troupe_status troupe_carried_answer(const troupe_carried* outcome, uint32_t side
 troupe_status troupe_carried_placement(const troupe_carried* outcome,
                                        troupe_placement** placement) {
   return guarded([&]() -> result<void> {
-    if (auto given = present(outcome, "outcome"); !given) return given;
-    if (auto out = present(placement, "placement"); !out) return out;
+    if (auto out = present({{outcome, "outcome"}, {placement, "placement"}}); !out) return out;
     *placement = new troupe_placement{outcome->outcome.where};
     return {};
   });

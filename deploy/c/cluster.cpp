@@ -153,8 +153,7 @@ troupe_status troupe_cluster_call(troupe_cluster* cluster, const char* node, con
                                   const void* payload, size_t payload_size, uint32_t timeout_ms,
                                   void** answer, size_t* answer_size) {
   return on_cluster(cluster, [&](cluster_core& core) -> result<void> {
-    if (auto out = present(answer, "answer"); !out) return out;
-    if (auto out = present(answer_size, "answer_size"); !out) return out;
+    if (auto out = present({{answer, "answer"}, {answer_size, "answer_size"}}); !out) return out;
     const auto name = text(node, "node");
     if (!name) return fail(name.error());
     auto request = call_of(method, payload, payload_size);

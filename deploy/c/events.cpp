@@ -202,8 +202,7 @@ troupe_status troupe_engine_event_fd(const troupe_engine* engine, int* fd) {
 troupe_status troupe_engine_take(troupe_engine* engine, troupe_event* events, size_t event_size,
                                  size_t capacity, uint64_t timeout_ms, size_t* count) {
   return on_engine(engine, [&](engine_core& core, const core_pointer& shared) -> result<void> {
-    if (auto out = present(events, "events"); !out) return out;
-    if (auto out = present(count, "count"); !out) return out;
+    if (auto out = present({{events, "events"}, {count, "count"}}); !out) return out;
     if (event_size < sizeof(troupe_event) || event_size > max_struct_bytes)
       return bad_argument(
           "`event_size` is not the size of a troupe_event; give sizeof(troupe_event)");
@@ -268,9 +267,9 @@ const char* troupe_detail_stage(const troupe_detail* detail) {
 troupe_status troupe_detail_bytes(const troupe_detail* detail, const void** bytes,
                                   size_t* byte_count) {
   return guarded([&]() -> result<void> {
-    if (auto given = present(detail, "detail"); !given) return given;
-    if (auto out = present(bytes, "bytes"); !out) return out;
-    if (auto out = present(byte_count, "byte_count"); !out) return out;
+    if (auto out = present({{detail, "detail"}, {bytes, "bytes"}, {byte_count, "byte_count"}});
+        !out)
+      return out;
     *bytes = nullptr;
     *byte_count = 0;
     if (!detail->view.bytes.empty()) {
@@ -290,9 +289,8 @@ troupe_status troupe_detail_bytes(const troupe_detail* detail, const void** byte
 troupe_status troupe_detail_labels(const troupe_detail* detail, const troupe_label** labels,
                                    size_t* count) {
   return guarded([&]() -> result<void> {
-    if (auto given = present(detail, "detail"); !given) return given;
-    if (auto out = present(labels, "labels"); !out) return out;
-    if (auto out = present(count, "count"); !out) return out;
+    if (auto out = present({{detail, "detail"}, {labels, "labels"}, {count, "count"}}); !out)
+      return out;
     *labels = detail->labels_seen.empty() ? nullptr : detail->labels_seen.data();
     *count = detail->labels_seen.size();
     return {};
@@ -302,10 +300,10 @@ troupe_status troupe_detail_labels(const troupe_detail* detail, const troupe_lab
 troupe_status troupe_detail_blocks(const troupe_detail* detail, uint64_t* owner,
                                    const uint32_t** blocks, size_t* count) {
   return guarded([&]() -> result<void> {
-    if (auto given = present(detail, "detail"); !given) return given;
-    if (auto out = present(owner, "owner"); !out) return out;
-    if (auto out = present(blocks, "blocks"); !out) return out;
-    if (auto out = present(count, "count"); !out) return out;
+    if (auto out =
+            present({{detail, "detail"}, {owner, "owner"}, {blocks, "blocks"}, {count, "count"}});
+        !out)
+      return out;
     *owner = detail->blocks.owner.value;
     *blocks = reinterpret_cast<const uint32_t*>(detail->blocks.blocks.data());
     *count = detail->blocks.blocks.size();
@@ -315,8 +313,7 @@ troupe_status troupe_detail_blocks(const troupe_detail* detail, uint64_t* owner,
 
 troupe_status troupe_detail_placement(const troupe_detail* detail, troupe_placement** placement) {
   return guarded([&]() -> result<void> {
-    if (auto given = present(detail, "detail"); !given) return given;
-    if (auto out = present(placement, "placement"); !out) return out;
+    if (auto out = present({{detail, "detail"}, {placement, "placement"}}); !out) return out;
     if (!detail->where)
       return fail(errc::not_found, "this is not the outcome of a place: it has no placement");
     *placement = new troupe_placement{*detail->where};

@@ -193,8 +193,7 @@ troupe_status troupe_io_report(const troupe_io_agent* agent, char** json) {
 troupe_status troupe_io_register(troupe_io_agent* agent, void* data, size_t size, const char* name,
                                  uint32_t rights, troupe_io_memory* memory) {
   return on_agent(agent, [&](io::agent& self) -> result<void> {
-    if (auto out = present(memory, "memory"); !out) return out;
-    if (auto given = present(data, "data"); !given) return given;
+    if (auto given = present({{memory, "memory"}, {data, "data"}}); !given) return given;
     if (size == 0) return bad_argument("`size` is 0; there is no memory to register");
     auto called = optional_text(name, "name");
     if (!called) return fail(called.error());
@@ -248,8 +247,9 @@ troupe_status troupe_io_deregister(troupe_io_agent* agent, troupe_io_memory memo
 troupe_status troupe_io_describe(const troupe_io_agent* agent, const troupe_io_memory* only,
                                  size_t count, void** descriptor, size_t* descriptor_size) {
   return on_agent(agent, [&](io::agent& self) -> result<void> {
-    if (auto out = present(descriptor, "descriptor"); !out) return out;
-    if (auto out = present(descriptor_size, "descriptor_size"); !out) return out;
+    if (auto out = present({{descriptor, "descriptor"}, {descriptor_size, "descriptor_size"}});
+        !out)
+      return out;
     const auto ids = list(only, count, "only");
     if (!ids) return fail(ids.error());
     std::vector<io::memory_id> those;

@@ -54,9 +54,18 @@ result<kvcache::layer_shape> shape_of(const troupe_layer_shape& given,
   return out;
 }
 
+/// `guarded`, with the layout of a handle that is not NULL.
+template <class Handle, class Call>
+troupe_status on_layout(Handle* layout, const Call& call) {
+  return guarded([&]() -> result<void> {
+    if (auto given = present(layout, "layout"); !given) return given;
+    return call(layout->layout);
+  });
+}
+
 /// Checks that the layer exists.
-result<void> check_layer(const troupe_layout& layout, std::uint32_t layer) {
-  const auto layers = layout.layout.layers.size();
+result<void> check_layer(const kvcache::cache_layout& layout, std::uint32_t layer) {
+  const auto layers = layout.layers.size();
   if (layer < layers) return {};
   std::string why{"there is no layer "};
   why.append(std::to_string(layer)).append("; the layout has ").append(std::to_string(layers));
@@ -181,8 +190,7 @@ troupe_status troupe_layout_add_layer(troupe_layout* layout, const troupe_layer_
 troupe_status troupe_layout_add_layer_with(troupe_layout* layout, const troupe_layer_shape* shape,
                                            const troupe_layer_details* details,
                                            const troupe_plane* planes, size_t plane_count) {
-  return guarded([&]() -> result<void> {
-    if (auto to = present(layout, "layout"); !to) return to;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (auto given = present(shape, "shape"); !given) return given;
     auto known = shape_of(*shape, details);
     if (!known) return fail(known.error());
@@ -190,18 +198,17 @@ troupe_status troupe_layout_add_layer_with(troupe_layout* layout, const troupe_l
       return bad_argument("`plane_count` is more than 2; a layer has two, one or none");
     if (plane_count != 0)
       if (auto given = present(planes, "planes"); !given) return given;
-    if (layout->layout.layers.size() >= kvcache::max_layers)
+    if (cache.layers.size() >= kvcache::max_layers)
       return bad_argument("the layout has 2048 layers already, the most that there can be");
     kvcache::layer_layout layer{std::move(*known), {}};
     for (size_t i = 0; i < plane_count; ++i) layer.planes.push_back(plane_of(planes[i]));
-    layout->layout.layers.push_back(std::move(layer));
+    cache.layers.push_back(std::move(layer));
     return {};
   });
 }
 
 troupe_status troupe_layout_add_state(troupe_layout* layout, const troupe_state_tensor* state) {
-  return guarded([&]() -> result<void> {
-    if (auto to = present(layout, "layout"); !to) return to;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     const auto given = read(state, "state");
     if (!given) return fail(given.error());
     auto name = text(given->name, "state.name");
@@ -210,39 +217,34 @@ troupe_status troupe_layout_add_state(troupe_layout* layout, const troupe_state_
                               "state.sharding");
         !known)
       return known;
-    if (layout->layout.states.size() >= kvcache::max_states)
+    if (cache.states.size() >= kvcache::max_states)
       return bad_argument("the layout has 4096 state tensors already, the most that there can be");
     auto parts = parts_of(*given);
     if (!parts) return fail(parts.error());
-    layout->layout.states.push_back(
-        {std::move(*name), static_cast<kvcache::state_sharding>(given->sharding), given->region,
-         given->slots, given->base, given->slot_stride, given->slot_bytes, std::move(*parts)});
+    cache.states.push_back({std::move(*name), static_cast<kvcache::state_sharding>(given->sharding),
+                            given->region, given->slots, given->base, given->slot_stride,
+                            given->slot_bytes, std::move(*parts)});
     return {};
   });
 }
 
 troupe_status troupe_layout_check(const troupe_layout* layout) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
-    return kvcache::check(layout->layout);
-  });
+  return on_layout(layout, [&](auto& cache) -> result<void> { return kvcache::check(cache); });
 }
 
 troupe_status troupe_layout_validate(const troupe_layout* layout, const uint64_t* region_sizes,
                                      size_t count) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (count > kvcache::max_regions) return bad_argument("`count` is more than 4096 regions");
     if (count != 0)
       if (auto given = present(region_sizes, "region_sizes"); !given) return given;
-    return kvcache::validate(layout->layout, std::span{region_sizes, count});
+    return kvcache::validate(cache, std::span{region_sizes, count});
   });
 }
 
 troupe_status troupe_layout_compatible(const troupe_layout* local, const troupe_layout* remote) {
   return guarded([&]() -> result<void> {
-    if (auto given = present(local, "local"); !given) return given;
-    if (auto given = present(remote, "remote"); !given) return given;
+    if (auto given = present({{local, "local"}, {remote, "remote"}}); !given) return given;
     for (const auto* each : {local, remote})
       if (auto fine = kvcache::check(each->layout); !fine) return fine;
     return kvcache::check_compatible(local->layout, remote->layout);
@@ -250,24 +252,21 @@ troupe_status troupe_layout_compatible(const troupe_layout* local, const troupe_
 }
 
 troupe_status troupe_layout_geometry(const troupe_layout* layout, troupe_cache_geometry* geometry) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (auto out = writable(geometry, "geometry"); !out) return out;
-    const auto& known = layout->layout;
-    const bool says_model = known.model != std::array<std::byte, 32>{};
-    write({0, known.element_size, known.dtype.c_str(), known.block_tokens, known.blocks,
-           known.tp_rank, known.tp_size,
-           says_model ? reinterpret_cast<const uint8_t*>(known.model.data()) : nullptr},
+    const bool says_model = cache.model != std::array<std::byte, 32>{};
+    write({0, cache.element_size, cache.dtype.c_str(), cache.block_tokens, cache.blocks,
+           cache.tp_rank, cache.tp_size,
+           says_model ? reinterpret_cast<const uint8_t*>(cache.model.data()) : nullptr},
           geometry);
     return {};
   });
 }
 
 troupe_status troupe_layout_layer_count(const troupe_layout* layout, uint32_t* count) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (auto out = present(count, "count"); !out) return out;
-    *count = static_cast<uint32_t>(layout->layout.layers.size());
+    *count = static_cast<uint32_t>(cache.layers.size());
     return {};
   });
 }
@@ -275,14 +274,12 @@ troupe_status troupe_layout_layer_count(const troupe_layout* layout, uint32_t* c
 troupe_status troupe_layout_layer(const troupe_layout* layout, uint32_t layer,
                                   troupe_layer_shape* shape, troupe_plane* planes, size_t capacity,
                                   size_t* plane_count) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
-    if (auto out = present(shape, "shape"); !out) return out;
-    if (auto out = present(plane_count, "plane_count"); !out) return out;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
+    if (auto out = present({{shape, "shape"}, {plane_count, "plane_count"}}); !out) return out;
     if (capacity != 0)
       if (auto out = present(planes, "planes"); !out) return out;
-    if (auto there = check_layer(*layout, layer); !there) return there;
-    const auto& known = layout->layout.layers[layer];
+    if (auto there = check_layer(cache, layer); !there) return there;
+    const auto& known = cache.layers[layer];
     *shape = {static_cast<uint32_t>(known.shape.kind), known.shape.kv_heads, known.shape.head_dim};
     for (size_t i = 0; i < std::min(capacity, known.planes.size()); ++i)
       planes[i] = plane_of(known.planes[i]);
@@ -293,11 +290,10 @@ troupe_status troupe_layout_layer(const troupe_layout* layout, uint32_t layer,
 
 troupe_status troupe_layout_layer_details(const troupe_layout* layout, uint32_t layer,
                                           troupe_layer_details* details) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (auto out = writable(details, "details"); !out) return out;
-    if (auto there = check_layer(*layout, layer); !there) return there;
-    const auto& known = layout->layout.layers[layer].shape;
+    if (auto there = check_layer(cache, layer); !there) return there;
+    const auto& known = cache.layers[layer].shape;
     write({0, known.value_dim, known.element_size, static_cast<uint32_t>(known.unit),
            known.dtype.c_str(), known.packing.c_str()},
           details);
@@ -307,58 +303,53 @@ troupe_status troupe_layout_layer_details(const troupe_layout* layout, uint32_t 
 
 troupe_status troupe_layout_add_group(troupe_layout* layout, const uint32_t* layers,
                                       size_t layer_count, uint32_t block_tokens) {
-  return guarded([&]() -> result<void> {
-    if (auto to = present(layout, "layout"); !to) return to;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (layer_count != 0)
       if (auto given = present(layers, "layers"); !given) return given;
     if (layer_count > kvcache::max_layers) return bad_argument("`layer_count` is more than 2048");
-    if (layout->layout.groups.size() >= kvcache::max_layer_groups)
+    if (cache.groups.size() >= kvcache::max_layer_groups)
       return bad_argument("the layout has 64 groups already, the most that there can be");
-    layout->layout.groups.push_back({{layers, layers + layer_count}, block_tokens});
+    cache.groups.push_back({{layers, layers + layer_count}, block_tokens});
     return {};
   });
 }
 
 troupe_status troupe_layout_set_part(troupe_layout* layout, uint32_t first_layer,
                                      uint32_t total_layers) {
-  return guarded([&]() -> result<void> {
-    if (auto to = present(layout, "layout"); !to) return to;
-    layout->layout.first_layer = first_layer;
-    layout->layout.total_layers = total_layers;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
+    cache.first_layer = first_layer;
+    cache.total_layers = total_layers;
     return {};
   });
 }
 
 troupe_status troupe_layout_part(const troupe_layout* layout, uint32_t* first_layer,
                                  uint32_t* total_layers) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
-    if (auto out = present(first_layer, "first_layer"); !out) return out;
-    if (auto out = present(total_layers, "total_layers"); !out) return out;
-    *first_layer = layout->layout.first_layer;
-    *total_layers = layout->layout.total_layers;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
+    if (auto out = present({{first_layer, "first_layer"}, {total_layers, "total_layers"}}); !out)
+      return out;
+    *first_layer = cache.first_layer;
+    *total_layers = cache.total_layers;
     return {};
   });
 }
 
 troupe_status troupe_layout_group_count(const troupe_layout* layout, uint32_t* count) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (auto out = present(count, "count"); !out) return out;
-    *count = static_cast<uint32_t>(layout->layout.groups.size());
+    *count = static_cast<uint32_t>(cache.groups.size());
     return {};
   });
 }
 
 troupe_status troupe_layout_group(const troupe_layout* layout, uint32_t group, uint32_t* layers,
                                   size_t capacity, size_t* layer_count, uint32_t* block_tokens) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
-    if (auto out = present(layer_count, "layer_count"); !out) return out;
-    if (auto out = present(block_tokens, "block_tokens"); !out) return out;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
+    if (auto out = present({{layer_count, "layer_count"}, {block_tokens, "block_tokens"}}); !out)
+      return out;
     if (capacity != 0)
       if (auto out = present(layers, "layers"); !out) return out;
-    const auto& groups = layout->layout.groups;
+    const auto& groups = cache.groups;
     if (group >= groups.size()) {
       std::string why{"there is no group "};
       why.append(std::to_string(group)).append("; the layout has ");
@@ -367,20 +358,19 @@ troupe_status troupe_layout_group(const troupe_layout* layout, uint32_t group, u
     const auto& known = groups[group].layers;
     std::copy_n(known.begin(), std::min(capacity, known.size()), layers);
     *layer_count = known.size();
-    *block_tokens = kvcache::block_tokens_of(layout->layout, group);
+    *block_tokens = kvcache::block_tokens_of(cache, group);
     return {};
   });
 }
 
 troupe_status troupe_layout_region_sizes(const troupe_layout* layout, uint64_t* sizes,
                                          size_t capacity, size_t* count) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (auto out = present(count, "count"); !out) return out;
     if (capacity != 0)
       if (auto out = present(sizes, "sizes"); !out) return out;
-    if (auto fine = kvcache::check(layout->layout); !fine) return fine;
-    const auto known = kvcache::region_sizes(layout->layout);
+    if (auto fine = kvcache::check(cache); !fine) return fine;
+    const auto known = kvcache::region_sizes(cache);
     std::copy_n(known.begin(), std::min(capacity, known.size()), sizes);
     *count = known.size();
     return {};
@@ -390,15 +380,13 @@ troupe_status troupe_layout_region_sizes(const troupe_layout* layout, uint64_t* 
 troupe_status troupe_layout_locate(const troupe_layout* layout, const uint32_t* given_blocks,
                                    size_t block_count, const troupe_cache_place* place,
                                    troupe_region_bytes* bytes) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
-    if (auto given = present(place, "place"); !given) return given;
-    if (auto out = present(bytes, "bytes"); !out) return out;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
+    if (auto out = present({{place, "place"}, {bytes, "bytes"}}); !out) return out;
     const auto ids = blocks(given_blocks, block_count, "blocks");
     if (!ids) return fail(ids.error());
-    if (auto fine = kvcache::check(layout->layout); !fine) return fine;
-    const auto found = kvcache::locate(layout->layout, *ids,
-                                       {place->layer, place->plane, place->token, place->head});
+    if (auto fine = kvcache::check(cache); !fine) return fine;
+    const auto found =
+        kvcache::locate(cache, *ids, {place->layer, place->plane, place->token, place->head});
     if (!found) return fail(found.error());
     *bytes = {found->region, 0, found->offset, found->length};
     return {};
@@ -406,12 +394,10 @@ troupe_status troupe_layout_locate(const troupe_layout* layout, const uint32_t* 
 }
 
 troupe_status troupe_layout_encode(const troupe_layout* layout, void** bytes, size_t* byte_count) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
-    if (auto out = present(bytes, "bytes"); !out) return out;
-    if (auto out = present(byte_count, "byte_count"); !out) return out;
-    if (auto fine = kvcache::check(layout->layout); !fine) return fine;
-    const auto encoded = kvcache::encode(layout->layout);
+  return on_layout(layout, [&](auto& cache) -> result<void> {
+    if (auto out = present({{bytes, "bytes"}, {byte_count, "byte_count"}}); !out) return out;
+    if (auto fine = kvcache::check(cache); !fine) return fine;
+    const auto encoded = kvcache::encode(cache);
     *bytes = copy_for_c(encoded.data(), encoded.size());
     *byte_count = encoded.size();
     return {};
@@ -432,11 +418,10 @@ troupe_status troupe_layout_decode(const void* given_bytes, size_t byte_count,
 }
 
 troupe_status troupe_layout_fingerprint(const troupe_layout* layout, uint8_t* fingerprint) {
-  return guarded([&]() -> result<void> {
-    if (auto given = present(layout, "layout"); !given) return given;
+  return on_layout(layout, [&](auto& cache) -> result<void> {
     if (auto out = present(fingerprint, "fingerprint"); !out) return out;
-    if (auto fine = kvcache::check(layout->layout); !fine) return fine;
-    const auto word = kvcache::fingerprint_of(layout->layout);
+    if (auto fine = kvcache::check(cache); !fine) return fine;
+    const auto word = kvcache::fingerprint_of(cache);
     std::copy(word.begin(), word.end(), fingerprint);
     return {};
   });

@@ -37,8 +37,7 @@ troupe_status troupe_cluster_find_label(troupe_cluster* cluster, const char* key
 
 troupe_status troupe_members_count(const troupe_members* members, uint32_t* count) {
   return guarded([&]() -> result<void> {
-    if (auto given = present(members, "members"); !given) return given;
-    if (auto out = present(count, "count"); !out) return out;
+    if (auto out = present({{members, "members"}, {count, "count"}}); !out) return out;
     *count = static_cast<uint32_t>(members->all.size());
     return {};
   });
