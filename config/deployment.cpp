@@ -9,7 +9,7 @@ namespace {
 
 template <typename Enum>
 std::string_view word_of(Enum value) noexcept {
-  for (const auto& [known, word] : words<Enum>::all) {
+  for (const auto& [known, word] : words<Enum>) {
     if (known == value) return word;
   }
   return "unknown";
@@ -39,12 +39,12 @@ std::string_view to_string(backend_kind value) noexcept {
 }
 std::vector<std::string> backend_words() {
   std::vector<std::string> all;
-  all.reserve(words<backend_kind>::all.size());
-  for (const auto& [value, word] : words<backend_kind>::all) all.emplace_back(word);
+  all.reserve(words<backend_kind>.size());
+  for (const auto& [value, word] : words<backend_kind>) all.emplace_back(word);
   return all;
 }
 std::optional<backend_kind> backend_of(std::string_view word) noexcept {
-  for (const auto& [value, known] : words<backend_kind>::all) {
+  for (const auto& [value, known] : words<backend_kind>) {
     if (known == word) return value;
   }
   return std::nullopt;

@@ -104,7 +104,7 @@ class section {
   template <typename Enum>
   std::optional<Enum> word_in(const std::string& chosen, const std::string& path,
                               std::span<const later_word> later = {}) {
-    for (const auto& [value, word] : words<Enum>::all) {
+    for (const auto& [value, word] : words<Enum>) {
       if (word == chosen) return value;
     }
     refuse_word(chosen, path, one_of<Enum>(), later);
@@ -119,9 +119,9 @@ class section {
  private:
   template <typename Enum>
   static std::string one_of() {
-    std::string list = words<Enum>::all.size() > 1 ? "one of " : "";
-    for (const auto& [value, word] : words<Enum>::all) {
-      if (value != words<Enum>::all.front().first) list += ", ";
+    std::string list = words<Enum>.size() > 1 ? "one of " : "";
+    for (const auto& [value, word] : words<Enum>) {
+      if (value != words<Enum>.front().first) list += ", ";
       list += word;
     }
     return list;

@@ -206,17 +206,13 @@ bool indented_with_tab(std::string_view text, int line) {
   return first != std::string_view::npos && text[first] == '\t';
 }
 
-issue whole_file(const std::string& file, int line, int column, std::string message) {
+yaml_outcome refuse(const std::string& file, int line, int column, std::string message) {
   issue result;
   result.file = file;
   result.line = line;
   result.column = column;
   result.message = std::move(message);
-  return result;
-}
-
-yaml_outcome refuse(issue what) {
-  return {std::nullopt, std::move(what)};
+  return {std::nullopt, std::move(result)};
 }
 
 yaml_outcome build_tree(std::string_view text, const std::string& file) {
@@ -228,7 +224,7 @@ yaml_outcome build_tree(std::string_view text, const std::string& file) {
     }
     return {builder.take(), std::nullopt};
   } catch (const refusal& e) {
-    return refuse(whole_file(file, e.line, e.column, "found " + std::string{e.what()}));
+    return refuse(file, e.line, e.column, "found " + std::string{e.what()});
   } catch (const YAML::Exception& e) {
     const bool known = !e.mark.is_null();
     const int line = known ? e.mark.line + 1 : 0;
@@ -239,9 +235,9 @@ yaml_outcome build_tree(std::string_view text, const std::string& file) {
     if (known && indented_with_tab(text, line)) {
       why = "not YAML: the line is indented with a tab; indent with spaces";
     }
-    return refuse(whole_file(file, line, known ? e.mark.column + 1 : 0, std::move(why)));
+    return refuse(file, line, known ? e.mark.column + 1 : 0, std::move(why));
   } catch (const std::exception& e) {
-    return refuse(whole_file(file, 0, 0, "not YAML: " + std::string{e.what()}));
+    return refuse(file, 0, 0, "not YAML: " + std::string{e.what()});
   }
 }
 
@@ -249,24 +245,23 @@ yaml_outcome build_tree(std::string_view text, const std::string& file) {
 
 yaml_outcome read_yaml(std::string_view text, const std::string& file) {
   if (text.size() > max_file_bytes) {
-    return refuse(whole_file(file, 0, 0, "the file is larger than 1 MiB; a deployment is not"));
+    return refuse(file, 0, 0, "the file is larger than 1 MiB; a deployment is not");
   }
   if (const auto bad = first_bad_byte(text)) {
-    return refuse(whole_file(file, bad->line, bad->column,
-                             bad->control
-                                 ? "found a control character; a deployment file is text"
-                                 : "found a byte that is no UTF-8 text; save the file as UTF-8"));
+    return refuse(file, bad->line, bad->column,
+                  bad->control ? "found a control character; a deployment file is text"
+                               : "found a byte that is no UTF-8 text; save the file as UTF-8");
   }
   auto tree = build_tree(text, file);
   if (!tree.root) return tree;
   if (tree.root->kind == yaml_node::form::null) {
-    return refuse(whole_file(file, 0, 0,
-                             "the file is empty; a deployment has at least `cluster` and "
-                             "`stages`"));
+    return refuse(file, 0, 0,
+                  "the file is empty; a deployment has at least `cluster` and "
+                  "`stages`");
   }
   if (!tree.root->is_mapping()) {
-    return refuse(whole_file(file, tree.root->line, tree.root->column,
-                             "found no keys; a deployment has at least `cluster` and `stages`"));
+    return refuse(file, tree.root->line, tree.root->column,
+                  "found no keys; a deployment has at least `cluster` and `stages`");
   }
   return tree;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <string_view>
 #include <utility>
 
@@ -9,82 +10,64 @@
 /// The words of the file for each enum, in one place for parser, printer and messages.
 namespace troupe::config {
 
-template <typename Enum>
-struct words;
+template <typename Enum, std::size_t size>
+using word_list = std::array<std::pair<Enum, std::string_view>, size>;
 
+template <typename Enum>
+struct enum_without_words;
+template <typename Enum>
+inline constexpr enum_without_words<Enum> words{};
+
+// Without `supervisor`, which no stage can have; `to_string` handles it.
 template <>
-struct words<role> {  // without `supervisor`, which no stage can have; `to_string` handles it
-  static constexpr std::array<std::pair<role, std::string_view>, 4> all{{{role::prefill, "prefill"},
-                                                                         {role::decode, "decode"},
-                                                                         {role::store, "store"},
-                                                                         {role::both, "both"}}};
-};
+inline constexpr word_list<role, 4> words<role>{{{role::prefill, "prefill"},
+                                                 {role::decode, "decode"},
+                                                 {role::store, "store"},
+                                                 {role::both, "both"}}};
 template <>
-struct words<placement_policy> {
-  static constexpr std::array<std::pair<placement_policy, std::string_view>, 3> all{
-      {{placement_policy::random, "random"},
-       {placement_policy::round_robin, "round-robin"},
-       {placement_policy::least_queue_length, "least-queue-length"}}};
-};
+inline constexpr word_list<placement_policy, 3> words<placement_policy>{
+    {{placement_policy::random, "random"},
+     {placement_policy::round_robin, "round-robin"},
+     {placement_policy::least_queue_length, "least-queue-length"}}};
 template <>
-struct words<pool_full> {
-  static constexpr std::array<std::pair<pool_full, std::string_view>, 2> all{
-      {{pool_full::wait, "wait"}, {pool_full::fail, "fail"}}};
-};
+inline constexpr word_list<pool_full, 2> words<pool_full>{
+    {{pool_full::wait, "wait"}, {pool_full::fail, "fail"}}};
+// Without `none`: a store leaves the key out.
 template <>
-struct words<engine_kind> {  // without `none`: a store leaves the key out
-  static constexpr std::array<std::pair<engine_kind, std::string_view>, 2> all{
-      {{engine_kind::reference, "reference"}, {engine_kind::external, "external"}}};
-};
+inline constexpr word_list<engine_kind, 2> words<engine_kind>{
+    {{engine_kind::reference, "reference"}, {engine_kind::external, "external"}}};
 template <>
-struct words<backend_kind> {
-  static constexpr std::array<std::pair<backend_kind, std::string_view>, 5> all{
-      {{backend_kind::automatic, "auto"},
-       {backend_kind::shm, "shm"},
-       {backend_kind::tcp, "tcp"},
-       {backend_kind::rdma, "rdma"},
-       {backend_kind::xgmi, "xgmi"}}};
-};
+inline constexpr word_list<backend_kind, 5> words<backend_kind>{{{backend_kind::automatic, "auto"},
+                                                                 {backend_kind::shm, "shm"},
+                                                                 {backend_kind::tcp, "tcp"},
+                                                                 {backend_kind::rdma, "rdma"},
+                                                                 {backend_kind::xgmi, "xgmi"}}};
 template <>
-struct words<transfer_mode> {
-  static constexpr std::array<std::pair<transfer_mode, std::string_view>, 2> all{
-      {{transfer_mode::write, troupe::to_string(transfer_mode::write)},
-       {transfer_mode::read, troupe::to_string(transfer_mode::read)}}};
-};
+inline constexpr word_list<transfer_mode, 2> words<transfer_mode>{
+    {{transfer_mode::write, troupe::to_string(transfer_mode::write)},
+     {transfer_mode::read, troupe::to_string(transfer_mode::read)}}};
 template <>
-struct words<restart_policy> {
-  static constexpr std::array<std::pair<restart_policy, std::string_view>, 2> all{
-      {{restart_policy::never, "never"}, {restart_policy::on_failure, "on-failure"}}};
-};
+inline constexpr word_list<restart_policy, 2> words<restart_policy>{
+    {{restart_policy::never, "never"}, {restart_policy::on_failure, "on-failure"}}};
 template <>
-struct words<feature_use> {
-  static constexpr std::array<std::pair<feature_use, std::string_view>, 2> all{
-      {{feature_use::automatic, "auto"}, {feature_use::off, "off"}}};
-};
+inline constexpr word_list<feature_use, 2> words<feature_use>{
+    {{feature_use::automatic, "auto"}, {feature_use::off, "off"}}};
 template <>
-struct words<security_mode> {
-  static constexpr std::array<std::pair<security_mode, std::string_view>, 3> all{
-      {{security_mode::none, "none"},
-       {security_mode::secret, "secret"},
-       {security_mode::tls, "tls"}}};
-};
+inline constexpr word_list<security_mode, 3> words<security_mode>{
+    {{security_mode::none, "none"},
+     {security_mode::secret, "secret"},
+     {security_mode::tls, "tls"}}};
 template <>
-struct words<block_order> {
-  static constexpr std::array<std::pair<block_order, std::string_view>, 3> all{
-      {{block_order::layers_first, "layers_first"},
-       {block_order::blocks_first, "blocks_first"},
-       {block_order::block_interleaved, "block_interleaved"}}};
-};
+inline constexpr word_list<block_order, 3> words<block_order>{
+    {{block_order::layers_first, "layers_first"},
+     {block_order::blocks_first, "blocks_first"},
+     {block_order::block_interleaved, "block_interleaved"}}};
 template <>
-struct words<kv_placement> {
-  static constexpr std::array<std::pair<kv_placement, std::string_view>, 2> all{
-      {{kv_placement::together, "together"}, {kv_placement::separate, "separate"}}};
-};
+inline constexpr word_list<kv_placement, 2> words<kv_placement>{
+    {{kv_placement::together, "together"}, {kv_placement::separate, "separate"}}};
 template <>
-struct words<block_inner> {
-  static constexpr std::array<std::pair<block_inner, std::string_view>, 2> all{
-      {{block_inner::token_major, "token_major"}, {block_inner::head_major, "head_major"}}};
-};
+inline constexpr word_list<block_inner, 2> words<block_inner>{
+    {{block_inner::token_major, "token_major"}, {block_inner::head_major, "head_major"}}};
 
 struct dtype_word {
   std::string_view name;
