@@ -6,8 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "troupe/config/deployment.hpp"
-#include "troupe/deploy/cli/backend_text.hpp"
-#include "troupe/deploy/cli/backends_here.hpp"
+#include "troupe/deploy/cli/backends.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/deploy/demo.hpp"
 

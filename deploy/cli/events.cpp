@@ -16,7 +16,6 @@
 #include "troupe/deploy/cli/cluster_look.hpp"
 #include "troupe/deploy/cli/event_cursor.hpp"
 #include "troupe/deploy/cli/event_text.hpp"
-#include "troupe/deploy/cli/run_and_listen.hpp"
 #include "troupe/deploy/cli/stop_signals.hpp"
 #include "troupe/deploy/cli/supervisor_presence.hpp"
 #include "troupe/deploy/cli/verbs.hpp"

@@ -12,8 +12,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "troupe/deploy/cli/backend_text.hpp"
-#include "troupe/deploy/cli/backends_here.hpp"
+#include "troupe/deploy/cli/backends.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/deploy/report_json.hpp"

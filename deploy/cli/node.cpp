@@ -35,7 +35,6 @@
 #include "troupe/deploy/cli/detached.hpp"
 #include "troupe/deploy/cli/idle_time.hpp"
 #include "troupe/deploy/cli/process_name.hpp"
-#include "troupe/deploy/cli/run_and_listen.hpp"
 #include "troupe/deploy/cli/stop_signals.hpp"
 #include "troupe/deploy/cli/verbs.hpp"
 #include "troupe/deploy/orphan_wake.hpp"

@@ -5,7 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "troupe/deploy/cli/backend_text.hpp"
+#include "troupe/deploy/cli/backends.hpp"
 #include "troupe/deploy/cli/status_report.hpp"
 #include "troupe/deploy/cli/text_table.hpp"
 #include "troupe/deploy/report_json.hpp"

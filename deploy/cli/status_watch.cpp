@@ -15,7 +15,6 @@
 #include "troupe/config/printable.hpp"
 #include "troupe/config/units.hpp"
 #include "troupe/deploy/cli/cluster_look.hpp"
-#include "troupe/deploy/cli/run_and_listen.hpp"
 #include "troupe/deploy/cli/stop_signals.hpp"
 #include "troupe/deploy/cli/supervisor_presence.hpp"
 #include "troupe/deploy/cli/text_table.hpp"

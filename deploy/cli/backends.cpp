@@ -1,8 +1,19 @@
-#include "troupe/deploy/cli/backend_text.hpp"
+#include "troupe/deploy/cli/backends.hpp"
 
 #include "troupe/actors/link/backend_reports.hpp"
+#include "troupe/actors/runtime/system.hpp"
+#include "troupe/transport/endpoint.hpp"
 
 namespace troupe::deploy::cli {
+
+result<std::vector<actors::backend_report>> backends_here() {
+  transport::endpoint_options options;
+  options.self = incarnation{actors::draw_incarnation()};
+  options.num_workers = 0;
+  const auto endpoint = transport::endpoint::create(options);
+  if (!endpoint) return fail(endpoint.error());
+  return actors::backend_reports(**endpoint);
+}
 
 std::string verdict_text(const actors::backend_report& backend) {
   std::string text = backend.usable != 0 ? "usable" : "not usable";
