@@ -115,6 +115,28 @@ void write(Struct value, Struct* out) noexcept {
   std::memcpy(out, &value, std::min<std::size_t>(size, sizeof value));
 }
 
+/// A caller's array of structs, each of the caller's own size, filled in from its beginning. `size`
+/// is at least that of `Struct`.
+template <class Struct>
+class filled_array {
+ public:
+  filled_array(Struct* first, std::size_t size, std::size_t capacity)
+      : first_{reinterpret_cast<std::byte*>(first)}, size_{size}, capacity_{capacity} {}
+
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+  [[nodiscard]] std::size_t room() const noexcept { return capacity_ - count_; }
+  void add(const Struct& what) noexcept {
+    auto* at = first_ + count_++ * size_;
+    std::memset(at, 0, size_);
+    std::memcpy(at, &what, sizeof what);
+  }
+
+ private:
+  std::byte* first_;
+  std::size_t size_, capacity_;
+  std::size_t count_{0};
+};
+
 /// A text that is neither NULL nor empty.
 [[nodiscard]] result<std::string> text(const char* given, std::string_view name);
 /// A text, empty if `given` is NULL.

@@ -98,25 +98,7 @@ troupe_event event_of(waiting_call& incoming) {
   return out;
 }
 
-/// The caller's array of events, each of the caller's own size.
-class event_array {
- public:
-  event_array(troupe_event* first, std::size_t size, std::size_t capacity)
-      : first_{reinterpret_cast<std::byte*>(first)}, size_{size}, capacity_{capacity} {}
-
-  [[nodiscard]] std::size_t count() const noexcept { return count_; }
-  [[nodiscard]] std::size_t room() const noexcept { return capacity_ - count_; }
-  void add(const troupe_event& what) noexcept {
-    auto* at = first_ + count_++ * size_;
-    std::memset(at, 0, size_);
-    std::memcpy(at, &what, std::min(size_, sizeof what));
-  }
-
- private:
-  std::byte* first_;
-  std::size_t size_, capacity_;
-  std::size_t count_{0};
-};
+using event_array = filled_array<troupe_event>;
 
 void add_events(std::vector<event> events, const core_pointer& core, event_array& to) {
   for (auto& each : events) {

@@ -58,11 +58,11 @@ troupe_status troupe_io_take_notices(troupe_io_agent* agent, troupe_io_notice* n
                                      size_t* count) {
   return on_agent(agent, [&](io::agent& self) -> result<void> {
     if (auto out = present(count, "count"); !out) return out;
-    auto to = filled_array<troupe_io_notice>::over(notices, notice_size, capacity, "notice");
+    auto to = array_of(notices, notice_size, capacity, "notice");
     if (!to) return fail(to.error());
     const auto came = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {
       static_cast<void>(self.wait_for_notices(step));
-      for (const auto& one : self.take_notices(to->capacity())) to->add(notice_for_c(one));
+      for (const auto& one : self.take_notices(to->room())) to->add(notice_for_c(one));
       return to->count() != 0;
     });
     if (!came) return fail(came.error());
@@ -95,10 +95,10 @@ troupe_status troupe_io_take(troupe_io_agent* agent, troupe_io_event* events, si
                              size_t capacity, uint64_t timeout_ms, size_t* count) {
   return on_agent(agent, [&](io::agent& self) -> result<void> {
     if (auto out = present(count, "count"); !out) return out;
-    auto to = filled_array<troupe_io_event>::over(events, event_size, capacity, "event");
+    auto to = array_of(events, event_size, capacity, "event");
     if (!to) return fail(to.error());
     const auto take = [&] {
-      for (const auto& one : self.take(to->capacity())) to->add(event_for_c(one));
+      for (const auto& one : self.take(to->room())) to->add(event_for_c(one));
       return to->count() != 0;
     };
     const auto came = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {

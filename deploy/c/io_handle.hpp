@@ -75,37 +75,17 @@ template <class Step>
   }
 }
 
-/// A caller's array of structs, each of the caller's own size, filled in from its beginning.
+/// A checked array of the caller. `name` is singular: "event".
 template <class Struct>
-class filled_array {
- public:
-  /// `name` is singular: "event".
-  [[nodiscard]] static result<filled_array> over(Struct* first, std::size_t size,
-                                                 std::size_t capacity, const std::string& name) {
-    if (auto here = present(first, name + "s"); !here) return fail(here.error());
-    if (size < sizeof(Struct) || size > max_struct_bytes) {
-      return bad_argument("`" + name + "_size` is not the size of a troupe_io_" + name +
-                          "; give sizeof(troupe_io_" + name + ")");
-    }
-    if (capacity == 0) return bad_argument("`capacity` is 0; give room for one");
-    return filled_array{first, size, capacity};
+[[nodiscard]] result<filled_array<Struct>> array_of(Struct* first, std::size_t size,
+                                                    std::size_t capacity, const std::string& name) {
+  if (auto here = present(first, name + "s"); !here) return fail(here.error());
+  if (size < sizeof(Struct) || size > max_struct_bytes) {
+    return bad_argument("`" + name + "_size` is not the size of a troupe_io_" + name +
+                        "; give sizeof(troupe_io_" + name + ")");
   }
-
-  [[nodiscard]] std::size_t count() const noexcept { return count_; }
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  void add(const Struct& what) noexcept {
-    auto* at = first_ + count_++ * size_;
-    std::memset(at, 0, size_);
-    std::memcpy(at, &what, sizeof what);
-  }
-
- private:
-  filled_array(Struct* first, std::size_t size, std::size_t capacity)
-      : first_{reinterpret_cast<std::byte*>(first)}, size_{size}, capacity_{capacity} {}
-
-  std::byte* first_;
-  std::size_t size_, capacity_;
-  std::size_t count_{0};
-};
+  if (capacity == 0) return bad_argument("`capacity` is 0; give room for one");
+  return filled_array{first, size, capacity};
+}
 
 }  // namespace troupe::c

@@ -1,3 +1,5 @@
+#include <functional>
+
 #include "troupe/actors/engine.hpp"
 #include "troupe/deploy/c/handles.hpp"
 
@@ -16,7 +18,7 @@ troupe_status keyed(troupe_engine* engine, const char* peer, const char* key,
     if (!node) return fail(node.error());
     auto name = text(key, "key");
     if (!name) return fail(name.error());
-    return begun(begin(*core.node, std::move(*node), std::move(*name)), operation);
+    return begun(std::invoke(begin, *core.node, std::move(*node), std::move(*name)), operation);
   });
 }
 
@@ -35,24 +37,15 @@ troupe_status troupe_engine_put(troupe_engine* engine, const char* peer, const c
 
 troupe_status troupe_engine_get(troupe_engine* engine, const char* peer, const char* key,
                                 troupe_operation* operation) {
-  return keyed(engine, peer, key, operation,
-               [](troupe::engine& node, std::string from, std::string name) {
-                 return node.get(std::move(from), std::move(name));
-               });
+  return keyed(engine, peer, key, operation, &troupe::engine::get);
 }
 
 troupe_status troupe_engine_query(troupe_engine* engine, const char* peer, const char* key,
                                   troupe_operation* operation) {
-  return keyed(engine, peer, key, operation,
-               [](troupe::engine& node, std::string at, std::string name) {
-                 return node.query(std::move(at), std::move(name));
-               });
+  return keyed(engine, peer, key, operation, &troupe::engine::query);
 }
 
 troupe_status troupe_engine_remove(troupe_engine* engine, const char* peer, const char* key,
                                    troupe_operation* operation) {
-  return keyed(engine, peer, key, operation,
-               [](troupe::engine& node, std::string at, std::string name) {
-                 return node.remove(std::move(at), std::move(name));
-               });
+  return keyed(engine, peer, key, operation, &troupe::engine::remove);
 }
