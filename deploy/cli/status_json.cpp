@@ -1,4 +1,3 @@
-
 #include <nlohmann/json.hpp>
 
 #include "troupe/deploy/cli/status_report.hpp"
