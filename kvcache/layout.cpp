@@ -4,6 +4,7 @@
 #include <array>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "troupe/kvcache/layer_parts.hpp"
 
@@ -14,25 +15,15 @@ constexpr std::uint32_t max_element_size = 64;
 constexpr std::size_t max_dtype_name = 32;
 constexpr std::size_t max_state_name = 64;
 
-/// Whether a layer of that kind may have so many planes.
-bool may_have(layer_kind kind, std::size_t planes) noexcept {
+/// The least and the most planes of a layer of that kind.
+std::pair<std::size_t, std::size_t> planes_of(layer_kind kind) noexcept {
   switch (kind) {
-    case layer_kind::attention: return planes == 2;
-    case layer_kind::mla: return planes == 1;
-    case layer_kind::recurrent: return planes == 0;
-    case layer_kind::opaque: return planes == 1 || planes == 2;
+    case layer_kind::attention: return {2, 2};
+    case layer_kind::mla: return {1, 1};
+    case layer_kind::recurrent: break;
+    case layer_kind::opaque: return {1, 2};
   }
-  return false;
-}
-
-std::string planes_text(layer_kind kind) {
-  switch (kind) {
-    case layer_kind::attention: return "2";
-    case layer_kind::mla: return "1";
-    case layer_kind::recurrent: return "0";
-    case layer_kind::opaque: return "1 or 2";
-  }
-  return "none";
+  return {0, 0};
 }
 
 bool has_heads(const layer_shape& shape) noexcept {
@@ -189,11 +180,8 @@ result<void> check_shape(const layer_shape& shape, const std::string& name) {
       if (auto ok = value_dim(0); !ok) return ok;
       return in_range(name + " latent_dim", shape.head_dim, 1, max_head_dim);
     case layer_kind::opaque:
+    case layer_kind::recurrent:  // without a unit, as `check_opaque` has found
       if (auto ok = heads(shape.unit == opaque_unit::block_head); !ok) return ok;
-      if (auto ok = value_dim(0); !ok) return ok;
-      return in_range(name + " head_dim", shape.head_dim, 0, 0);
-    case layer_kind::recurrent:
-      if (auto ok = heads(false); !ok) return ok;
       if (auto ok = value_dim(0); !ok) return ok;
       return in_range(name + " head_dim", shape.head_dim, 0, 0);
   }
@@ -204,10 +192,11 @@ result<void> check_layer(const cache_layout& layout, std::size_t index) {
   const layer_layout& layer = layout.layers[index];
   const std::string name = "layer " + std::to_string(index);
   if (auto ok = check_shape(layer.shape, name); !ok) return ok;
-  if (!may_have(layer.shape.kind, layer.planes.size())) {
-    return refuse(
-        name + " planes", std::to_string(layer.planes.size()),
-        planes_text(layer.shape.kind) + " for kind " + std::string{to_string(layer.shape.kind)});
+  const auto [least, most] = planes_of(layer.shape.kind);
+  if (layer.planes.size() < least || layer.planes.size() > most) {
+    return refuse(name + " planes", std::to_string(layer.planes.size()),
+                  (least == most ? std::to_string(most) : std::string{"1 or 2"}) + " for kind " +
+                      std::string{to_string(layer.shape.kind)});
   }
   for (std::size_t p = 0; p < layer.planes.size(); ++p) {
     const std::string plane_name = name + " plane " + std::to_string(p);

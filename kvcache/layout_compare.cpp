@@ -27,6 +27,11 @@ std::string in_quotes(const std::string& text) {
   return "'" + text + "'";
 }
 
+result<void> equal(const std::string& what, const std::string& local, const std::string& remote) {
+  if (local == remote) return {};
+  return mismatch(what, in_quotes(local), in_quotes(remote));
+}
+
 std::uint32_t value_dim_of(const layer_shape& shape) noexcept {
   return shape.value_dim != 0 ? shape.value_dim : shape.head_dim;
 }
@@ -53,10 +58,7 @@ result<void> check_compatible_opaque(const cache_layout& local, const cache_layo
   const layer_layout& here = local.layers[layer.here];
   const layer_layout& there = remote.layers[layer.there];
   const auto& name = layer.name;
-  if (here.shape.packing != there.shape.packing) {
-    return mismatch(name + " packing", in_quotes(here.shape.packing),
-                    in_quotes(there.shape.packing));
-  }
+  if (auto ok = equal(name + " packing", here.shape.packing, there.shape.packing); !ok) return ok;
   if (auto ok = equal(name + " unit", static_cast<unsigned>(here.shape.unit),
                       static_cast<unsigned>(there.shape.unit));
       !ok) {
@@ -87,10 +89,8 @@ result<void> check_compatible_layer(const cache_layout& local, const cache_layou
   if (auto ok = equal(name + dim, here.head_dim, there.head_dim); !ok) return ok;
   if (auto ok = equal(name + " value_dim", value_dim_of(here), value_dim_of(there)); !ok) return ok;
   if (here.kind == layer_kind::opaque) return check_compatible_opaque(local, remote, layer);
-  const auto& type = dtype_of(local, here);
-  if (type != dtype_of(remote, there)) {
-    return mismatch(name + " dtype", in_quotes(type), in_quotes(dtype_of(remote, there)));
-  }
+  if (auto ok = equal(name + " dtype", dtype_of(local, here), dtype_of(remote, there)); !ok)
+    return ok;
   return equal(name + " element size", element_size_of(local, here),
                element_size_of(remote, there));
 }
@@ -217,9 +217,7 @@ result<void> check_compatible_states(const cache_layout& local, const cache_layo
     const std::string name = "state " + std::to_string(i);
     const auto& here = local.states[i];
     const auto& there = remote.states[i];
-    if (here.name != there.name) {
-      return mismatch(name + " name", in_quotes(here.name), in_quotes(there.name));
-    }
+    if (auto ok = equal(name + " name", here.name, there.name); !ok) return ok;
     if (auto ok = check_compatible_state(local, here, remote, there, name); !ok) return ok;
   }
   return {};
@@ -228,9 +226,7 @@ result<void> check_compatible_states(const cache_layout& local, const cache_layo
 }  // namespace
 
 result<void> check_compatible(const cache_layout& local, const cache_layout& remote) {
-  if (local.dtype != remote.dtype) {
-    return mismatch("dtype", in_quotes(local.dtype), in_quotes(remote.dtype));
-  }
+  if (auto ok = equal("dtype", local.dtype, remote.dtype); !ok) return ok;
   if (auto ok = equal("element size", local.element_size, remote.element_size); !ok) return ok;
   if (auto ok = equal("block_tokens", local.block_tokens, remote.block_tokens); !ok) return ok;
   if (auto ok = equal("number of layers", total_layers_of(local), total_layers_of(remote)); !ok) {
