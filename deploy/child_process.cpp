@@ -12,9 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "troupe/transport/owned_fd.hpp"
+
 namespace troupe::deploy {
 
 namespace {
+
+using transport::owned_fd;
 
 // By number: glibc has functions for these two only since 2.36, and the command must start with
 // 2.35.
@@ -68,13 +72,6 @@ std::optional<int> read_report(int fd) {
   return std::nullopt;
 }
 
-struct descriptor {
-  int fd{-1};
-  ~descriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
 }  // namespace
 
 void name_this_process(const std::string& name) noexcept {
@@ -87,15 +84,15 @@ result<child_process> child_process::start(const std::string& program,
   const auto refused = [](const char* what) {
     return fail(errc::internal, std::string{what} + ": " + std::strerror(errno));
   };
-  descriptor log_file;
+  owned_fd log_file;
   if (!log.empty()) {
-    log_file.fd = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (log_file.fd < 0) return refused(("cannot write " + log).c_str());
+    log_file = owned_fd{::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600)};
+    if (!log_file) return refused(("cannot write " + log).c_str());
   }
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return refused("cannot make a pipe");
-  const descriptor reader{ends[0]};
-  descriptor writer{ends[1]};
+  const owned_fd reader{ends[0]};
+  owned_fd writer{ends[1]};
   arguments.insert(arguments.begin(), program == own_program ? "troupe" : program);
   std::vector<char*> raw;
   for (auto& argument : arguments) raw.push_back(argument.data());
@@ -104,7 +101,7 @@ result<child_process> child_process::start(const std::string& program,
   const pid_t pid = ::fork();
   if (pid < 0) return refused("cannot start a process");
   if (pid == 0) {
-    become(program.c_str(), raw.data(), log_file.fd, writer.fd, parent,
+    become(program.c_str(), raw.data(), log_file.get(), writer.get(), parent,
            fate == orphan::dies ? SIGKILL : SIGTERM);
   }
   child_process child{pid, open_process(pid)};
@@ -113,8 +110,8 @@ result<child_process> child_process::start(const std::string& program,
     ::kill(pid, SIGKILL);
     return why;
   }
-  ::close(std::exchange(writer.fd, -1));
-  if (const auto why = read_report(reader.fd)) {
+  writer.reset();
+  if (const auto why = read_report(reader.get())) {
     if (*why == ETIMEDOUT) {
       child.kill();  // it is stopped and reacts to nothing else
       return fail(errc::internal, "cannot run " + program + ": its process does not start");

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 #include <sstream>
-#include <utility>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -55,15 +54,11 @@ std::optional<announcement> announcement_from(const std::string& line) {
 
 // -- the node's end
 
-announcer::~announcer() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 void announcer::say(const announcement& what) const {
-  if (fd_ < 0) return;
+  if (!fd_) return;
   const auto line = to_line(what);
   // The listener may be gone; the node goes on without it.
-  [[maybe_unused]] const auto written = ::write(fd_, line.data(), line.size());
+  [[maybe_unused]] const auto written = ::write(fd_.get(), line.data(), line.size());
 }
 
 // -- the starter's end
@@ -75,39 +70,16 @@ result<announcements> announcements::open() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return refused();
   announcements made{ends[0], ends[1]};
-  if (::fcntl(made.fd_, F_SETFL, O_NONBLOCK) != 0) return refused();
+  if (::fcntl(made.fd(), F_SETFL, O_NONBLOCK) != 0) return refused();
   // Let the next child inherit it.
-  if (::fcntl(made.far_end_, F_SETFD, 0) != 0) return refused();
+  if (::fcntl(made.far_end(), F_SETFD, 0) != 0) return refused();
   return made;
-}
-
-announcements::~announcements() {
-  if (fd_ >= 0) ::close(fd_);
-  close_far_end();
-}
-
-announcements::announcements(announcements&& other) noexcept
-    : fd_{std::exchange(other.fd_, -1)},
-      far_end_{std::exchange(other.far_end_, -1)},
-      over_{other.over_},
-      text_{std::move(other.text_)} {}
-
-announcements& announcements::operator=(announcements&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(far_end_, other.far_end_);
-  std::swap(over_, other.over_);
-  std::swap(text_, other.text_);
-  return *this;
-}
-
-void announcements::close_far_end() noexcept {
-  if (far_end_ >= 0) ::close(std::exchange(far_end_, -1));
 }
 
 std::optional<announcement> announcements::take() {
   while (!over_ && text_.size() < max_line && text_.find('\n') == std::string::npos) {
     std::array<char, 512> part{};
-    const auto count = ::read(fd_, part.data(), part.size());
+    const auto count = ::read(fd(), part.data(), part.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) break;  // nothing more for now
     if (count == 0) over_ = true;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "troupe/kvcache/result.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 /// Lines that a `troupe node` process writes over a pipe to the `troupe up` that started it:
 ///
@@ -29,13 +30,10 @@ struct announcement {
 class announcer {
  public:
   explicit announcer(int fd) noexcept : fd_{fd} {}
-  ~announcer();
-  announcer(const announcer&) = delete;
-  announcer& operator=(const announcer&) = delete;
   void say(const announcement& what) const;
 
  private:
-  int fd_;
+  transport::owned_fd fd_;
 };
 
 /// The end of the process that starts nodes. Movable.
@@ -44,18 +42,13 @@ class announcements {
   /// A pipe whose other end (`far_end`) a child process inherits. `internal` when the system
   /// refuses.
   [[nodiscard]] static result<announcements> open();
-  ~announcements();
-  announcements(announcements&& other) noexcept;
-  announcements& operator=(announcements&& other) noexcept;
-  announcements(const announcements&) = delete;
-  announcements& operator=(const announcements&) = delete;
 
   /// Readable while lines wait, or once the far end is closed.
-  [[nodiscard]] int fd() const noexcept { return fd_; }
-  [[nodiscard]] int far_end() const noexcept { return far_end_; }
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+  [[nodiscard]] int far_end() const noexcept { return far_end_.get(); }
   /// Closes our copy of the far end. Without this the child's end would go unnoticed, and later
   /// children would inherit the copy.
-  void close_far_end() noexcept;
+  void close_far_end() noexcept { far_end_.reset(); }
   /// The next line; empty if none waits.
   [[nodiscard]] std::optional<announcement> take();
   /// Whether no more lines will come.
@@ -63,8 +56,8 @@ class announcements {
 
  private:
   announcements(int fd, int far_end) noexcept : fd_{fd}, far_end_{far_end} {}
-  int fd_{-1};
-  int far_end_{-1};
+  transport::owned_fd fd_;
+  transport::owned_fd far_end_;
   bool over_{false};
   std::string text_;
 };

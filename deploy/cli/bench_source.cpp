@@ -20,6 +20,7 @@
 #include "troupe/deploy/cli/announcement.hpp"
 #include "troupe/deploy/cli/bench_sender.hpp"
 #include "troupe/deploy/interrupt_watch.hpp"
+#include "troupe/transport/owned_fd.hpp"
 
 namespace troupe::deploy::cli {
 
@@ -27,6 +28,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
+using transport::owned_fd;
 
 constexpr std::chrono::milliseconds start_patience = 20s;
 /// How often a wait checks for an interruption.
@@ -36,31 +38,20 @@ unexpected was_interrupted() {
   return fail(errc::aborted, "interrupted");
 }
 
-/// A deployment in memory that a child process reads as a file and that leaves nothing behind.
-class memory_file {
- public:
-  static result<memory_file> make(const std::string& text) {
-    const int fd = ::memfd_create("deployment.yaml", 0);  // a child inherits it
-    if (fd < 0 || ::write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-      const auto why = std::string{std::strerror(errno)};
-      if (fd >= 0) ::close(fd);
-      return fail(errc::internal, "cannot hand the deployment to a process: " + why);
-    }
-    return memory_file{fd};
+/// The deployment in memory, which a child process reads as a file and which leaves nothing behind.
+result<owned_fd> in_memory(const config::deployment& deployment) {
+  const auto text = config::print(deployment);
+  owned_fd fd{::memfd_create("deployment.yaml", 0)};  // a child inherits it
+  if (!fd || ::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    return fail(errc::internal,
+                std::string{"cannot hand the deployment to a process: "} + std::strerror(errno));
   }
-  ~memory_file() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  memory_file(memory_file&& other) noexcept : fd_{std::exchange(other.fd_, -1)} {}
-  memory_file& operator=(memory_file&&) = delete;
-  memory_file(const memory_file&) = delete;
-  memory_file& operator=(const memory_file&) = delete;
-  [[nodiscard]] std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+  return fd;
+}
 
- private:
-  explicit memory_file(int fd) noexcept : fd_{fd} {}
-  int fd_;
-};
+std::string path_of(const owned_fd& fd) {
+  return "/proc/self/fd/" + std::to_string(fd.get());
+}
 
 class companion_process final : public bench_companion {
  public:
@@ -178,11 +169,11 @@ result<void> wait_taken_in(engine& node, const bench_interruption& interrupted) 
 result<bench_supervisor> start_bench_supervisor(const config::deployment& deployment,
                                                 const std::string& log_level,
                                                 const bench_interruption& interrupted) {
-  const auto file = memory_file::make(config::print(deployment));
+  const auto file = in_memory(deployment);
   if (!file) return fail(file.error());
   auto process = companion_process::start(
       "the supervisor process",
-      {"node", file->path(), "--name", "supervisor", "--log-level", log_level});
+      {"node", path_of(*file), "--name", "supervisor", "--log-level", log_level});
   if (!process) return fail(process.error());
   const auto listening = (*process)->wait_for(announcement::kind::listening, interrupted);
   if (!listening) return fail(listening.error());
@@ -200,9 +191,9 @@ result<std::unique_ptr<bench_companion>> start_bench_source(const config::deploy
     return std::unique_ptr<bench_companion>{
         std::make_unique<source_thread>(std::move(*node), options)};
   }
-  const auto file = memory_file::make(config::print(deployment));
+  const auto file = in_memory(deployment);
   if (!file) return fail(file.error());
-  std::vector<std::string> arguments{"bench", "--source", file->path(), "--log-level", log_level};
+  std::vector<std::string> arguments{"bench", "--source", path_of(*file), "--log-level", log_level};
   const auto load = arguments_of(options);
   arguments.insert(arguments.end(), load.begin(), load.end());
   auto process = companion_process::start("the prefill process", std::move(arguments));
