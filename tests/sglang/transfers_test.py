@@ -38,9 +38,7 @@ class Server:
         self.names = [f"{mode} {part}.{rank}" for part in range(pp) for rank in range(tp)]
         if processes is None:
             count = 1 if together else tp * pp
-            processes = [Process() for _ in range(count)]
-            for process in processes:
-                test.addCleanup(process.kill)
+            processes = [test.process() for _ in range(count)]
         self.processes = processes
         self.at = dict(zip(self.names, itertools.cycle(processes)))
         if mode == "prefill":
@@ -83,16 +81,30 @@ class Transfers(unittest.TestCase):
     def pair(self, prefill=None, decode=None, **model):
         return (Server(self, "prefill", **{**model, **(prefill or {})}), Server(self, "decode", **{**model, **(decode or {})}))
 
+    def process(self, **environment):
+        process = Process()
+        self.addCleanup(process.kill)
+        process.run(sglang.environment, **environment)
+        return process
+
+    def pair_of_deployment(self, file):
+        settings = json.dumps({"deployment": str(file)})
+        return (Server(self, mode, processes=[self.process(TROUPE_SGLANG=settings)]) for mode in ("prefill", "decode"))
+
     # -- what SGLang's loops do, step by step
+
+    def init(self, prefill, decode, room):
+        """Goes on until every receiver knows the prefill server."""
+        decode.run(sglang.begin, room, prefill.address)
+        for name in decode.names:
+            until(lambda name=name: decode.at[name].run(sglang.ensure, name, prefill.address), "the prefill is not ready")
+        decode.run(sglang.init, room)
 
     def meet(self, prefill, decode, room, tokens, prefix=0, states=None, sender_first=True):
         """Goes on until the sender waits for input. Returns the prefix that the sender was told."""
         if sender_first:  # None: there is a sender already
             prefill.run(sglang.begin, room, prefill.address)
-        decode.run(sglang.begin, room, prefill.address)
-        for name in decode.names:
-            until(lambda name=name: decode.at[name].run(sglang.ensure, name, prefill.address), "the prefill is not ready")
-        decode.run(sglang.init, room)
+        self.init(prefill, decode, room)
         self.assertEqual(decode.run(sglang.poll, room), [WAITING] * len(decode.names))
         decode.run(sglang.ask, room, tokens, prefix, states)
         if sender_first is False:
@@ -117,6 +129,10 @@ class Transfers(unittest.TestCase):
         for server in (prefill, decode):
             server.run(sglang.clear, room)
         return told
+
+    def assert_fails(self, server, room, said, seconds=PATIENCE):
+        until(lambda: server.poll(room) == FAILED, f"the {server.mode} server hears nothing", seconds)
+        self.assertRegex(server.first(sglang.failure, room)[1], said)
 
     def assert_nothing_is_left(self, *servers):
         for server in servers:
@@ -177,8 +193,7 @@ class Bytes(Transfers):
                 decode.kill()
 
     def test_heads_are_those_that_sglang_slices(self):
-        process = Process()
-        self.addCleanup(process.kill)
+        process = self.process()
         for heads, theirs, own in itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)):
             self.assertEqual(process.run(sglang.unlike_sglang, heads, theirs, own), [], f"{heads} heads, {theirs} to {own}")
 
@@ -247,8 +262,7 @@ class States(Transfers):
                 decode.kill()
 
     def test_slices_of_states_are_those_of_sglang(self):
-        process = Process()
-        self.addCleanup(process.kill)
+        process = self.process()
         for theirs, own in itertools.product((1, 2, 4), (1, 2, 4)):
             self.assertEqual(process.run(sglang.unlike_sglangs_states, theirs, own), [], f"{theirs} to {own}")
 
@@ -280,10 +294,8 @@ class States(Transfers):
         prefill, decode = self.pair(states=("qsa_pending",))
         self.meet(prefill, decode, self.room, 60, states={"qsa_pending": [4]})
         prefill.run(sglang.send, self.room, 60, last=True, states={"qsa_pending": [4, 5]})
-        until(lambda: prefill.poll(self.room) == FAILED, "nobody minds")
-        self.assertRegex(prefill.first(sglang.failure, self.room)[1], "asks for 1 indices of the state 'qsa_pending'.* has 2")
-        until(lambda: decode.poll(self.room) == FAILED, "the receiver hears nothing")
-        self.assertIn("asks for 1 indices", decode.first(sglang.failure, self.room)[1])
+        self.assert_fails(prefill, self.room, "asks for 1 indices of the state 'qsa_pending'.* has 2")
+        self.assert_fails(decode, self.room, "asks for 1 indices")
 
     def test_a_component_that_is_not_moved_is_refused_by_name(self):
         for states, more, said in ((("dsa_tail",), {}, "'dsa_tail'"), (("swa",), {"pp": 2}, "'swa' between pipelines"),
@@ -414,19 +426,16 @@ class Lifecycle(Transfers):
 
     def test_memory_of_the_host_is_no_destination(self):
         prefill, decode = self.pair()
-        decode.run(sglang.begin, self.room, prefill.address)
-        until(lambda: decode.first(sglang.ensure, prefill.address), "the prefill is not ready")
-        decode.run(sglang.init, self.room)
+        self.init(prefill, decode, self.room)
         self.assertIn("receives only into the KV cache of the device", decode.first(sglang.ask_for_host_memory, self.room))
 
     def test_data_parallel_replicas_are_told_apart(self):
-        processes = [Process(), Process()]
+        processes = [self.process(), self.process()]
         ports = {"http": free_port(), "bootstrap": free_port()}
         address = f"127.0.0.1:{ports['bootstrap']}"
         decode = Server(self, "decode")
         processes[0].run(sglang.serve_bootstrap, ports["bootstrap"])
         for number, process in enumerate(processes):
-            self.addCleanup(process.kill)
             process.run(sglang.start, "prefill", "prefill", model={}, folder=self.folder, dp=(number, 2), **ports)
         until(lambda: decode.first(sglang.ensure, address), "the prefill is not ready")
         for room in (next(self.rooms), next(self.rooms)):
@@ -477,9 +486,7 @@ class Aborts(Transfers):
         self.goes_on()
 
     def test_at_the_decode_server_before_the_request_is_prefilled(self):
-        self.decode.run(sglang.begin, self.room, self.prefill.address)
-        until(lambda: self.decode.first(sglang.ensure, self.prefill.address), "the prefill is not ready")
-        self.decode.run(sglang.init, self.room)
+        self.init(self.prefill, self.decode, self.room)
         self.decode.run(sglang.abort, self.room)
         self.ends(self.decode, "AbortReq")
         self.prefill.run(sglang.begin, self.room, self.prefill.address)
@@ -497,9 +504,7 @@ class Aborts(Transfers):
         self.goes_on()
 
     def test_at_the_decode_server_when_it_has_asked(self):
-        self.decode.run(sglang.begin, self.room, self.prefill.address)
-        until(lambda: self.decode.first(sglang.ensure, self.prefill.address), "the prefill is not ready")
-        self.decode.run(sglang.init, self.room)
+        self.init(self.prefill, self.decode, self.room)
         self.decode.run(sglang.ask, self.room, 60)
         self.decode.run(sglang.abort, self.room)
         self.ends(self.decode, "AbortReq")
@@ -531,9 +536,7 @@ class Aborts(Transfers):
         self.prefill.run(sglang.begin, self.room, self.prefill.address)
         self.prefill.run(sglang.abort, self.room)
         self.ends(self.prefill, "AbortReq")
-        self.decode.run(sglang.begin, self.room, self.prefill.address)
-        until(lambda: self.decode.first(sglang.ensure, self.prefill.address), "the prefill is not ready")
-        self.decode.run(sglang.init, self.room)
+        self.init(self.prefill, self.decode, self.room)
         self.decode.run(sglang.ask, self.room, 60)
         self.ends(self.decode, "AbortReq")
         self.goes_on()
@@ -618,8 +621,7 @@ class Deaths(Transfers):
         return Server(self, server.mode, tp=server.tp, bootstrap=server.bootstrap, **model)
 
     def fails(self, server, room, said):
-        until(lambda: server.poll(room) == FAILED, f"the {server.mode} server hears nothing", 20)
-        self.assertRegex(server.first(sglang.failure, room)[1], said)
+        self.assert_fails(server, room, said, 20)
         if server.mode == "decode":
             until(lambda: server.first(sglang.hold, room), "peers may write for ever")
         server.run(sglang.drop, room)
@@ -647,9 +649,7 @@ class Deaths(Transfers):
 
     def test_what_is_meant_for_a_former_life_is_refused(self):
         prefill, decode = self.pair()
-        decode.run(sglang.begin, self.room, prefill.address)
-        until(lambda: decode.first(sglang.ensure, prefill.address), "the prefill is not ready")
-        decode.run(sglang.init, self.room)
+        self.init(prefill, decode, self.room)
         decode.run(sglang.forget_events)  # receives no event of anything that happens
         prefill.kill()
         prefill = self.restarted(prefill)
@@ -673,17 +673,12 @@ supervisor: {{host: 127.0.0.1, port: {free_port()}, begin: true, heartbeat_inter
 stages: [{{name: sglang, role: both, open: {{max_nodes: 16}}, transport: {{peer_silence: 1s}}}}]
 edges: [{{from: sglang, to: sglang, mode: write}}]
 """)
-        processes = [Process(), Process()]
-        for process in processes:
-            self.addCleanup(process.kill)
-            process.run(sglang.environment, TROUPE_SGLANG=json.dumps({"deployment": str(file)}))
-        prefill, decode = (Server(self, mode, processes=[process])
-                           for mode, process in zip(("prefill", "decode"), processes))
+        prefill, decode = self.pair_of_deployment(file)
         self.meet(prefill, decode, self.room, 60)
         prefill.run(sglang.send, self.room, 32)
-        processes[0].signal(signal.SIGSTOP)
+        prefill.processes[0].signal(signal.SIGSTOP)
         self.fails(decode, self.room, "peer_lost")
-        processes[0].signal(signal.SIGCONT)
+        prefill.processes[0].signal(signal.SIGCONT)
         self.fails(prefill, self.room, "peer_lost|aborted|stale_incarnation")
         until(lambda: decode.first(sglang.ensure, prefill.address), "the prefill is not ready")
         self.transfer(prefill, decode, next(self.rooms), 60)
@@ -696,17 +691,13 @@ edges: [{{from: sglang, to: sglang, mode: write}}]
         self.transfer(prefill, decode, next(self.rooms), 60)
 
     def test_a_server_that_nobody_asks_gives_up_with_sglangs_own_sentence(self):
-        process = Process()
-        self.addCleanup(process.kill)
-        process.run(sglang.environment, SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT="1", SGLANG_DISAGGREGATION_WAITING_TIMEOUT="1")
+        process = self.process(SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT="1", SGLANG_DISAGGREGATION_WAITING_TIMEOUT="1")
         prefill = Server(self, "prefill", processes=[process])
         prefill.run(sglang.begin, self.room, prefill.address)
         self.fails(prefill, self.room, "timed out after .* in KVPoll.Bootstrapping")
         self.assert_nothing_is_left(prefill)
         decode, room = Server(self, "decode", processes=[process]), next(self.rooms)
-        decode.run(sglang.begin, room, prefill.address)
-        until(lambda: decode.first(sglang.ensure, prefill.address), "the prefill is not ready")
-        decode.run(sglang.init, room)
+        self.init(prefill, decode, room)
         decode.run(sglang.ask, room, 60)
         self.fails(decode, room, "timed out after .* in KVPoll.WaitingForInput")
         self.assert_nothing_is_left(decode)
@@ -725,8 +716,7 @@ class Misfits(Transfers):
             decode.run(sglang.init, self.room)
             if decode.poll(self.room) != FAILED:
                 decode.run(sglang.ask, self.room, 60)
-        until(lambda: decode.poll(self.room) == FAILED, "nobody minds")
-        self.assertRegex(decode.first(sglang.failure, self.room)[1], said)
+        self.assert_fails(decode, self.room, said)
         decode.run(sglang.drop, self.room)
 
     def test_unequal_dtypes(self):
@@ -751,13 +741,10 @@ class Misfits(Transfers):
         prefill, decode = self.pair({"hidden": 32})
         self.meet(prefill, decode, self.room, 60)
         prefill.run(sglang.send, self.room, 60, last=True)
-        until(lambda: decode.poll(self.room) == FAILED, "nobody minds")
-        self.assertRegex(decode.first(sglang.failure, self.room)[1], "metadata of the prefill server has rows of .*128")
+        self.assert_fails(decode, self.room, "metadata of the prefill server has rows of .*128")
 
     def test_another_cluster(self):
-        process = Process()
-        self.addCleanup(process.kill)
-        process.run(sglang.environment, TROUPE_SGLANG=json.dumps({"cluster": "elsewhere"}))
+        process = self.process(TROUPE_SGLANG=json.dumps({"cluster": "elsewhere"}))
         prefill, decode = Server(self, "prefill", processes=[process]), Server(self, "decode")
         self.refused(prefill, decode, r"another cluster \(elsewhere, .*\) than these \(sglang, .*name one supervisor")
 
@@ -785,7 +772,7 @@ class Misfits(Transfers):
         prefill.run(sglang.send_pages, self.room, [63, 64])
         self.assertEqual(prefill.poll(self.room), FAILED)
         self.assertRegex(prefill.first(sglang.failure, self.room)[1], "out_of_range.*block 1024 of a cache of 1024")
-        self.fails_at(decode)
+        self.assert_fails(decode, self.room, ".")
 
     def test_fewer_tokens_than_the_decode_server_asks_for(self):
         prefill, decode = self.pair()
@@ -794,7 +781,7 @@ class Misfits(Transfers):
         prefill.run(sglang.send, self.room, 60, last=True)
         self.assertEqual(prefill.poll(self.room), FAILED)
         self.assertIn("asks for 112 tokens, and the prefill server has 64", prefill.first(sglang.failure, self.room)[1])
-        self.fails_at(decode)
+        self.assert_fails(decode, self.room, ".")
 
     def test_pages_that_end_later_than_the_prompt_of_a_server_of_which_nothing_is_heard(self):
         prefill, decode = self.pair({"page_size": 16, "pages": 64}, {"page_size": 64, "pages": 16})
@@ -805,23 +792,15 @@ class Misfits(Transfers):
         self.assertEqual(prefill.poll(self.room), FAILED)
         self.assertRegex(prefill.first(sglang.failure, self.room)[1],
                          "asks for 128 tokens.*nothing was heard of node 'sglang.decode-.*does the supervisor run")
-        self.fails_at(decode)
-
-    def fails_at(self, decode):
-        until(lambda: decode.poll(self.room) == FAILED, "the receiver hears nothing")
-        self.assertTrue(decode.first(sglang.failure, self.room)[1])
+        self.assert_fails(decode, self.room, ".")
 
     def test_a_setting_that_is_none(self):
-        process = Process()
-        self.addCleanup(process.kill)
-        process.run(sglang.environment, TROUPE_SGLANG=json.dumps({"suprevisor": "h:1"}))
+        process = self.process(TROUPE_SGLANG=json.dumps({"suprevisor": "h:1"}))
         with self.assertRaisesRegex(Failure, "TROUPE_SGLANG knows no 'suprevisor'; did you mean 'supervisor'"):
             Server(self, "prefill", processes=[process])
 
     def test_an_option_that_does_not_go_together(self):
-        process = Process()
-        self.addCleanup(process.kill)
-        process.run(sglang.environment, SGLANG_RUST_SERVER="1")
+        process = self.process(SGLANG_RUST_SERVER="1")
         with self.assertRaisesRegex(Failure, "'troupe' does not work with SGLANG_RUST_SERVER"):
             Server(self, "decode", processes=[process])
 
@@ -840,8 +819,7 @@ class Managers(Transfers):
             self.assertEqual(len(listening), 2 * len(nodes) + len(bootstrap))
 
     def test_both_roles_in_one_process(self):
-        process = Process()
-        self.addCleanup(process.kill)
+        process = self.process()
         prefill, decode = (Server(self, mode, processes=[process]) for mode in ("prefill", "decode"))
         self.transfer(prefill, decode, self.room, 60)
 
@@ -851,8 +829,7 @@ class Managers(Transfers):
         decode.run(sglang.begin, self.room, prefill.address)
         decode.run(sglang.init, self.room)
         prefill.run(sglang.stop)
-        until(lambda: decode.poll(self.room) == FAILED, "the receiver hears nothing")
-        self.assertIn("gone", decode.first(sglang.failure, self.room)[1])
+        self.assert_fails(decode, self.room, "gone")
 
     def test_memory_is_released_and_comes_back(self):
         prefill, decode = self.pair()
@@ -882,8 +859,7 @@ class Managers(Transfers):
         self.assertAlmostEqual(collected["total_mb"], size / 2**20)
 
     def test_the_nodes_end_before_the_interpreter(self):
-        process = Process()
-        self.addCleanup(process.kill)
+        process = self.process()
         decode = Server(self, "decode", processes=[process])
         self.assertTrue(decode.first(sglang.interpreter_ends))
 
@@ -906,12 +882,7 @@ class Managers(Transfers):
                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(supervisor.wait)
         self.addCleanup(supervisor.terminate)
-        processes = [Process(), Process()]
-        for process in processes:
-            self.addCleanup(process.kill)
-            process.run(sglang.environment, TROUPE_SGLANG=json.dumps({"deployment": str(file)}))
-        prefill, decode = (Server(self, mode, processes=[process])
-                           for mode, process in zip(("prefill", "decode"), processes))
+        prefill, decode = self.pair_of_deployment(file)
         self.transfer(prefill, decode, self.room, 60)
 
     def test_a_deployment_of_a_file(self):
@@ -922,12 +893,7 @@ supervisor: {{host: 127.0.0.1, port: {port}, begin: true}}
 stages: [{{name: sglang, role: both, open: {{max_nodes: 16}}}}]
 edges: [{{from: sglang, to: sglang, mode: write}}]
 """)
-        processes = [Process(), Process()]
-        for process in processes:
-            self.addCleanup(process.kill)
-            process.run(sglang.environment, TROUPE_SGLANG=json.dumps({"deployment": str(file)}))
-        prefill, decode = (Server(self, mode, processes=[process])
-                           for mode, process in zip(("prefill", "decode"), processes))
+        prefill, decode = self.pair_of_deployment(file)
         self.transfer(prefill, decode, self.room, 60)
 
 
@@ -935,14 +901,12 @@ class Bootstrap(Transfers):
     """The bootstrap server, compared with SGLang's own."""
 
     def test_it_answers_as_sglangs_own_does(self):
-        process = Process()
-        self.addCleanup(process.kill)
+        process = self.process()
         for seed in range(6):
             self.assertEqual(process.run(sglang.unlike_sglangs_server, seed), [])
 
     def test_a_rank_that_registers_again_does_not_stand_for_another(self):
-        process = Process()
-        self.addCleanup(process.kill)
+        process = self.process()
         port = free_port()
         process.run(sglang.serve_bootstrap, port)
         row = {"attn_tp_size": 2, "attn_tp_rank": 0, "attn_cp_size": 1, "attn_cp_rank": 0, "attn_dp_size": 1,

@@ -1,46 +1,25 @@
 #include <array>
 #include <chrono>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "troupe/actors/transfer/receive_session.hpp"
 
-#include "session_table.hpp"
+#include "transition_table.hpp"
 
 namespace troupe::actors {
 namespace {
 
-using testing::HasSubstr;
-
-constexpr std::uint32_t layers = 2;
-constexpr std::uint32_t tokens = 8;
-const time_point deadline = time_point{} + std::chrono::seconds{10};
-const error broken{errc::link_broken, "the link broke"};
-const error given_up{errc::aborted, "the engine gave up"};
-const error refused{errc::overloaded, "too much"};
-const error revoked{errc::grant_revoked, "fenced"};
-
-receive_session begin(transfer_mode mode, std::uint32_t prefix = 0, std::uint32_t end = tokens) {
+receive_session begin(transfer_mode mode, std::uint32_t prefix = 0) {
   receive_session::options o;
   o.layers = layers;
   o.layers_per_batch = 1;
   o.max_in_flight = 1;
   o.deadline = deadline;
-  transfer_request r;
-  r.transfer = transfer_id{5};
-  r.request = std::string{"r"};
-  r.mode = mode;
-  r.token_begin = prefix;
-  r.token_end = end;
-  return receive_session{o, r};
+  return receive_session{o, request_for(mode, prefix)};
 }
-
-using make = std::function<receive_session()>;
-using act = std::function<session_actions(receive_session&)>;
 
 layers_landed batch(const cache_slice& slice, bool state = false) {
   return {transfer_id{5}, slice, state, std::nullopt};
@@ -104,42 +83,18 @@ receive_session finished() {
   return s;
 }
 
-session_actions join(session_actions first, session_actions second) {
-  for (auto& action : second) first.emplace_back(std::move(action));
-  return first;
-}
-session_actions then_quiescent(receive_session& s, session_actions first) {
-  return join(std::move(first), s.quiescent());
-}
-session_actions aborted_and_lost(receive_session& s) {
-  auto did = s.peer_aborted(given_up);
-  did = join(std::move(did), s.link_lost(broken));
-  return then_quiescent(s, std::move(did));
-}
+const std::array<situation<receive_session>, 10> situations{{{"idle", idle},
+                                                             {"requested_write", requested_write},
+                                                             {"requested_read", requested_read},
+                                                             {"requested_empty", requested_empty},
+                                                             {"receiving_write", receiving_write},
+                                                             {"receiving_read", receiving_read},
+                                                             {"fencing_done", fencing_done},
+                                                             {"fencing_failed", fencing_failed},
+                                                             {"arrived", arrived},
+                                                             {"finished", finished}}};
 
-struct situation {
-  const char* name;
-  make in;
-};
-const std::vector<situation> situations{{"idle", idle},
-                                        {"requested_write", requested_write},
-                                        {"requested_read", requested_read},
-                                        {"requested_empty", requested_empty},
-                                        {"receiving_write", receiving_write},
-                                        {"receiving_read", receiving_read},
-                                        {"fencing_done", fencing_done},
-                                        {"fencing_failed", fencing_failed},
-                                        {"arrived", arrived},
-                                        {"finished", finished}};
-
-struct row {
-  const char* event;
-  act happens;
-  /// "next state: actions" per situation, in the order above; "=" if nothing happens.
-  std::array<const char*, 10> expected;
-};
-
-const char* const stays = "=";
+using row = transition_row<receive_session, situations.size()>;
 
 const std::vector<row>& table() {
   static const std::vector<row> rows{
@@ -149,119 +104,74 @@ const std::vector<row>& table() {
         stays}},
       {"landed, the rest",
        [](auto& s) { return s.landed(rest()); },
-       {stays, "receiving: tell(1-2 x 0-8)",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: tell(1-2 x 0-8) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, "receiving: tell(1-2 x 0-8)", is_refused, is_refused,
+        "fencing: tell(1-2 x 0-8) fence", is_refused, stays, stays, stays, stays}},
       {"landed, outside the request",
        [](auto& s) {
          return s.landed(batch({0, layers, 0, tokens + 1}));
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, is_refused, is_refused, is_refused, is_refused, is_refused, stays, stays, stays,
+        stays}},
       {"landed, no layer",
        [](auto& s) {
          return s.landed(batch({1, 1, 0, tokens}));
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, is_refused, is_refused, is_refused, is_refused, is_refused, stays, stays, stays,
+        stays}},
       {"landed, a layer ahead of the layout",
        [](auto& s) {
          return s.landed(batch({0, layers + 1, 0, tokens}));
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, is_refused, is_refused, is_refused, is_refused, is_refused, stays, stays, stays,
+        stays}},
       {"landed, state that is not",
        [](auto& s) {
          return s.landed(batch({1, 2, 0, tokens}, true));
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, is_refused, is_refused, is_refused, is_refused, is_refused, stays, stays, stays,
+        stays}},
       {"landed, what had landed",
        [](auto& s) {
          return s.landed(batch({0, 1, 0, tokens}));
        },
-       {stays, "receiving: tell(0-1 x 0-8)",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, "receiving: tell(0-1 x 0-8)", is_refused, is_refused, is_refused, is_refused, stays,
+        stays, stays, stays}},
       {"sealed, two batches",
        [](auto& s) {
          return s.sealed({transfer_id{5}, tokens, 2, {}});
        },
-       {stays,
-        "receiving: ", "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, "receiving: ", is_refused, is_refused, is_refused, is_refused, stays, stays, stays,
+        stays}},
       {"sealed, no batches",
        [](auto& s) {
          return s.sealed({transfer_id{5}, tokens, 0, {}});
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", "fencing: fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
+       {stays, is_refused, is_refused, "fencing: fence", is_refused, is_refused, stays, stays,
         stays, stays}},
       {"sealed, another length",
        [](auto& s) {
          return s.sealed({transfer_id{5}, tokens + 1, 2, {}});
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, is_refused, is_refused, is_refused, is_refused, is_refused, stays, stays, stays,
+        stays}},
       {"offered",
        [](auto& s) {
          return s.offered({transfer_id{5}, tokens, {}, {}, {}, {}});
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "receiving: post(1: 0-1 x 0-8)", "fencing: fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, is_refused, "receiving: post(1: 0-1 x 0-8)", "fencing: fence", is_refused,
+        is_refused, stays, stays, stays, stays}},
       {"offered, more than asked for",
        [](auto& s) {
          return s.offered({transfer_id{5}, tokens + 1, {}, {}, {}, {}});
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "receiving: post(1: 0-1 x 0-8)", "fencing: fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, is_refused, "receiving: post(1: 0-1 x 0-8)", "fencing: fence", is_refused,
+        is_refused, stays, stays, stays, stays}},
       {"offered, too few",
        [](auto& s) {
          return s.offered({transfer_id{5}, tokens - 1, {}, {}, {}, {}});
        },
-       {stays, "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence",
-        "fencing: send(transfer_abort out_of_range) conclude(out_of_range) fence", stays, stays,
-        stays, stays}},
+       {stays, is_refused, is_refused, is_refused, is_refused, is_refused, stays, stays, stays,
+        stays}},
       {"batch_completed",
        [](auto& s) { return s.batch_completed(transport::batch_id{1}, std::nullopt); },
        {stays, stays, stays, stays, stays, "receiving: tell(0-1 x 0-8) post(2: 1-2 x 0-8)", stays,
@@ -386,15 +296,7 @@ const std::vector<row>& table() {
 }
 
 TEST(receive_session, takes_every_event_in_every_state_as_its_table_says) {
-  for (const auto& r : table()) {
-    for (std::size_t i = 0; i < situations.size(); ++i) {
-      auto s = situations[i].in();
-      const auto before = s.current();
-      const auto did = r.happens(s);
-      const auto found = describe(before, s.current(), did);
-      EXPECT_EQ(found, r.expected[i]) << r.event << " in " << situations[i].name;
-    }
-  }
+  expect_transitions(situations, table());
 }
 
 TEST(receive_session, answers_an_abort_once_that_comes_again_over_the_next_link) {
