@@ -111,8 +111,8 @@ class fault : public ::testing::TestWithParam<way> {
   }
   operation_id receive(const std::string& request, std::uint32_t tokens,
                        std::chrono::milliseconds deadline = 0ms) {
-    auto asked = node->receive(
-        {request, {"prefill-0"}, mode_of(GetParam()), tokens, 0, {}, 0, deadline, false});
+    auto asked =
+        node->receive({request, {"prefill-0"}, mode_of(GetParam()), tokens, 0, {}, 0, deadline});
     EXPECT_TRUE(asked) << to_string(asked.error());
     return asked.value_or(operation_id{});
   }
@@ -120,7 +120,7 @@ class fault : public ::testing::TestWithParam<way> {
     auto got = node->allocate_blocks((tokens + 15) / 16);
     EXPECT_TRUE(got);
     blocks = got.value_or(kvcache::allocation{});
-    auto sent = node->send({request, blocks.blocks, 0, 0ms, 0});
+    auto sent = node->send({request, blocks.blocks});
     EXPECT_TRUE(sent) << to_string(sent.error());
     return sent.value_or(operation_id{});
   }
@@ -157,6 +157,11 @@ class fault : public ::testing::TestWithParam<way> {
     ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
     EXPECT_EQ(node->report().pool.blocks_quarantined, blocks.blocks.size())
         << "blocks that a live transfer still touches were given away";
+  }
+  /// Frees the blocks of a transfer that has ended. The pool must then be whole.
+  void give_back(const kvcache::allocation& blocks) {
+    ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
+    EXPECT_TRUE(whole(*node));
   }
   /// Expects that the operation failed once because the peer's process was gone, and that its
   /// blocks return after `unpinned`.

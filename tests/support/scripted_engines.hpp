@@ -46,7 +46,7 @@ inline int scripted_prefill(engine& node, line_channel& channel) {
       auto got = node.allocate_blocks((tokens + block_tokens - 1) / block_tokens);
       if (!got) return 1;
       blocks = *got;
-      auto sent = node.send({request, blocks.blocks, 0, 0ms, 0});
+      auto sent = node.send({request, blocks.blocks});
       if (!sent) return 2;
       send = *sent;
       channel.say("ok");
@@ -102,8 +102,7 @@ inline int scripted_decode(const way& w, engine& node, line_channel& channel) {
                                  0,
                                  {},
                                  0,
-                                 std::chrono::milliseconds{deadline},
-                                 false});
+                                 std::chrono::milliseconds{deadline}});
       if (!asked) return 1;
       receive = *asked;
       if (verb == "receive") poll_until_asked(node, events);

@@ -55,7 +55,7 @@ class bounds : public ::testing::Test {
   }
   result<operation_id> receive(const std::string& request, std::chrono::milliseconds deadline) {
     return node->receive(
-        {request, {"prefill-0"}, actors::transfer_mode::write, 16, 0, blocks, 0, deadline, false});
+        {request, {"prefill-0"}, actors::transfer_mode::write, 16, 0, blocks, 0, deadline});
   }
 };
 

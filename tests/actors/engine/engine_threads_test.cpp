@@ -30,7 +30,7 @@ int sends_at_once(engine& node, line_channel& channel) {
   channel.say("up");
   while (auto line = channel.order()) {
     if (*line == "end") return 0;
-    const auto send = node.send({*line, blocks->blocks, 0, 0ms, 0});
+    const auto send = node.send({*line, blocks->blocks});
     if (!send || !node.seal(*send, 16)) return 2;
     if (!events.unpinned(*send)) return 3;
     events.forget(*send);
@@ -211,8 +211,8 @@ TEST_P(wake, comes_for_what_a_peer_begins_by_itself) {
   repeat(rounds, [&](int i) {
     const auto how = i % 2 == 0 ? waiting::by_wait : waiting::by_descriptor;
     const auto request = "w" + std::to_string(i);
-    const auto asked = node->receive(
-        {request, {"prefill-0"}, mode_of(GetParam()), 16, 0, blocks->blocks, 0, 0ms, false});
+    const auto asked =
+        node->receive({request, {"prefill-0"}, mode_of(GetParam()), 16, 0, blocks->blocks});
     ASSERT_TRUE(asked) << to_string(asked.error());
     if (i % 3 == 0) std::this_thread::sleep_for(1ms);  // so that the engine is asleep when it comes
     prefill->channel().say(request);
@@ -356,8 +356,7 @@ void call_at_random(engine& node, ledger& book, const std::atomic<bool>& over, u
                             0,
                             blocks ? blocks->blocks : std::vector<block_id>{},
                             0,
-                            5s,
-                            false}));
+                            5s}));
         break;
       case 5: began(node.place({request, "prefill", "decode", 5000})); break;
       case 6:

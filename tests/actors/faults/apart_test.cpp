@@ -33,7 +33,7 @@ int offer(const cluster& c, const std::function<bool()>& prepared, line_channel&
   const auto blocks = small.shuffled(1);
   cache_bytes{node}.fill(blocks, 0, small.layers, 0, small.tokens, 7);
   listener events{node};
-  const auto send = node.send({"r", blocks, 0, 0ms, 0});
+  const auto send = node.send({"r", blocks});
   if (!send || !node.seal(*send, small.tokens)) return 2;
   channel.say("sealed");
   if (!events.unpinned(*send)) return 3;
@@ -66,7 +66,7 @@ class apart : public ::testing::TestWithParam<std::string> {
     const auto blocks = small.shuffled(2);
     listener events{*own.node()};
     const auto receive = own.node()->receive(
-        {"r", {"prefill-0"}, actors::transfer_mode::write, small.tokens, 0, blocks, 0, 0ms, false});
+        {"r", {"prefill-0"}, actors::transfer_mode::write, small.tokens, 0, blocks});
     if (!receive) return to_string(receive.error());
     EXPECT_TRUE(events.unpinned(*receive));
     EXPECT_EQ(events.of(*receive).done, 1) << to_string(events.of(*receive).why);

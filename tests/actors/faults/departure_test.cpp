@@ -65,7 +65,7 @@ std::string request(int number) {
 int leaving_decode(const way& w, engine& node, line_channel& channel) {
   listener events{node};
   const auto receive = [&](const std::string& id) {
-    return node.receive({id, {"prefill-0"}, mode_of(w), tokens, 0, {}, 0, 0ms, false});
+    return node.receive({id, {"prefill-0"}, mode_of(w), tokens});
   };
   channel.say("up");
   const auto first = receive("first");  // makes the link
@@ -106,7 +106,7 @@ TEST_P(departure, of_a_decode_loses_no_release_even_if_the_prefill_reads_it_late
   auto blocks = node->allocate_blocks((tokens + 15) / 16);
   ASSERT_TRUE(blocks);
   const auto offer = [&](const std::string& id) {
-    auto send = node->send({id, blocks->blocks, 0, 0ms, 0});
+    auto send = node->send({id, blocks->blocks});
     EXPECT_TRUE(send && node->seal(*send, tokens));
     return send.value_or(operation_id{});
   };
@@ -153,7 +153,7 @@ int leaving_prefill(engine& node, line_channel& channel) {
   const auto pause = channel.order();
   std::vector<operation_id> sends;
   for (int i = 0; i < requests; ++i) {
-    auto send = node.send({request(i), blocks->blocks, 0, 0ms, 0});
+    auto send = node.send({request(i), blocks->blocks});
     if (!send || !node.seal(*send, tokens)) return 2;
     sends.push_back(*send);
   }
@@ -187,8 +187,7 @@ TEST_P(leaving, in_the_middle_gives_each_transfer_one_outcome_at_both_sides_that
     listener events{*node};
     std::vector<operation_id> receives;
     for (int i = 0; i < requests; ++i) {
-      auto id = node->receive(
-          {request(i), {"prefill-0"}, mode_of(GetParam()), tokens, 0, {}, 0, 0ms, false});
+      auto id = node->receive({request(i), {"prefill-0"}, mode_of(GetParam()), tokens});
       ASSERT_TRUE(id) << to_string(id.error());
       receives.push_back(*id);
     }

@@ -141,8 +141,7 @@ TEST_P(long_frozen_prefill,
   EXPECT_EQ(t.failed, 1);
   EXPECT_EQ(t.why.code, errc::peer_lost) << to_string(t.why);
   EXPECT_FALSE(was_silent(t.why)) << to_string(t.why);
-  ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(*t.allocated);
   first->signal(SIGCONT);
   EXPECT_NE(ask(*first, "outcome"), "done");
   // It registers again, and is a peer like any other.

@@ -68,8 +68,7 @@ TEST_P(killed_decode, after_done_changes_nothing) {
   EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
   EXPECT_EQ(events->of(id).failed, 0);
   EXPECT_EQ(events->of(id).unpinned, 1);
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(blocks);
   begin(*second);
   give_to(*second, "r2", 4);
 }

@@ -112,8 +112,7 @@ class killed_prefill : public killed_while_linking {
     if (t.done > 0) {
       EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, seed), 0u);
     }
-    ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-    EXPECT_TRUE(whole(*node));
+    give_back(*t.allocated);
   }
 };
 
@@ -176,10 +175,6 @@ class killed_decode : public killed_while_linking {
     }
     return id;
   }
-  void take_back() {
-    ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-    EXPECT_TRUE(whole(*node));
-  }
   /// Whether the link with the killed process is gone and its transfers have ended.
   bool settled(operation_id id) {
     const bool gone = events->until([&] { return node->report().links.empty(); });
@@ -200,7 +195,7 @@ TEST_P(killed_decode, while_a_link_is_made_or_made_again_is_lost_once_and_its_ne
   ASSERT_TRUE(events->unpinned(timed));
   cut();
   remaking = until_up(1);
-  take_back();
+  give_back(blocks);
   first->end(SIGKILL);
   for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE(round);
@@ -217,7 +212,7 @@ TEST_P(killed_decode, while_a_link_is_made_or_made_again_is_lost_once_and_its_ne
     const bool asked_for = events->of(made).done + events->of(made).failed > 0;
     if (asked_for) {
       expect_one_outcome(made, {errc::peer_lost});
-      take_back();
+      give_back(blocks);
     }
     next_life();
     if (asked_for) {
@@ -233,7 +228,7 @@ TEST_P(killed_decode, while_a_link_is_made_or_made_again_is_lost_once_and_its_ne
       EXPECT_EQ(ask(*first, "outcome " + std::to_string(seed)), "done");
       ASSERT_TRUE(events->unpinned(made));
       EXPECT_EQ(events->of(made).done, 1) << to_string(events->of(made).why);
-      take_back();
+      give_back(blocks);
     }
 
     const auto again = offer("again" + name, seed, false);
@@ -246,7 +241,7 @@ TEST_P(killed_decode, while_a_link_is_made_or_made_again_is_lost_once_and_its_ne
     }
     kill_within(remaking, round, "making it again");
     expect_one_outcome(again, {errc::peer_lost});
-    take_back();
+    give_back(blocks);
     if (HasFatalFailure()) return;
   }
   next_life();

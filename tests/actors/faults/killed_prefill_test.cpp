@@ -74,8 +74,7 @@ TEST_P(killed_prefill, while_draining_leaves_one_outcome_that_is_true) {
     EXPECT_EQ(t.why.code, errc::peer_lost) << to_string(t.why);
     EXPECT_FALSE(was_silent(t.why)) << to_string(t.why);
   }
-  ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(*t.allocated);
   begin(*second);
   take_from(*second, "big", 8);
 }
@@ -94,8 +93,7 @@ TEST_P(killed_prefill, after_done_changes_nothing) {
   EXPECT_EQ(t.failed, 0);
   EXPECT_EQ(t.unpinned, 1);
   EXPECT_EQ(cache->differing(t.allocated->blocks, 0, 50, 7), 0u);
-  ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(*t.allocated);
   begin(*second);
   take_from(*second, "r", 8);
 }

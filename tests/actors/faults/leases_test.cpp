@@ -72,8 +72,7 @@ TEST_P(leases, end_for_a_sealed_cache_that_nobody_reads_and_who_comes_late_is_to
   EXPECT_EQ(events->of(id).why.code, errc::lease_expired) << to_string(events->of(id).why);
   EXPECT_THAT(events->of(id).why.message, HasSubstr("request `r`"));
   EXPECT_THAT(events->of(id).why.message, HasSubstr("limits.source_lease"));
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(blocks);
   ASSERT_EQ(ask(*first, "ask r 50"), "ok");
   EXPECT_THAT(ask(*first, "outcome 1"), StartsWith("lease_expired"));
   const auto next = send_for_decode("r2", blocks);
@@ -191,8 +190,7 @@ TEST_P(long_leases, end_with_a_decode_that_dies_before_it_asks) {
   first->end(SIGKILL);
   expect_lost(id);
   EXPECT_THAT(events->of(id).why.message, HasSubstr("decode-0"));
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(blocks);
   begin(*second);
   const auto next = send_for_decode("r2", blocks);
   complete(next, blocks, 8);
@@ -211,8 +209,7 @@ TEST_P(long_leases, on_a_destination_end_with_a_prefill_that_dies_while_the_deco
   first->end(SIGKILL);
   expect_lost(id);
   EXPECT_THAT(events->of(id).why.message, HasSubstr("prefill-0"));
-  ASSERT_TRUE(node->free_blocks(hoard->owner, hoard->blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(*hoard);
   begin(*second);
   take_from(*second, "r2", 9);
 }

@@ -60,13 +60,13 @@ class half {
   result<operation_id> offer(const std::string& request) {
     const auto blocks = node_.allocate_blocks(tokens / node_.layout().block_tokens);
     if (!blocks) return fail(blocks.error());
-    auto sent = node_.send({request, blocks->blocks, 0, 0ms, 0});
+    auto sent = node_.send({request, blocks->blocks});
     if (!sent) return sent;
     if (auto ready = node_.layers_ready(*sent, 0, 2, tokens); !ready) return fail(ready.error());
     return sent;
   }
   result<operation_id> ask(const std::string& request) {
-    return node_.receive({request, {"prefill-0"}, mode_of(way_), tokens, 0, {}, 0, 0ms, false});
+    return node_.receive({request, {"prefill-0"}, mode_of(way_), tokens});
   }
 
   const way& way_;

@@ -23,7 +23,7 @@ inline int generous_prefill(engine& node, line_channel& channel) {
   for (std::uint64_t i = 0; i < loads; ++i) {
     auto blocks = node.allocate_blocks(8);
     if (!blocks) return 1;
-    auto sent = node.send({std::to_string(i), blocks->blocks, 0, 0ms, 0});
+    auto sent = node.send({std::to_string(i), blocks->blocks});
     if (!sent) return 2;
     sends.emplace_back(*sent, *blocks);
   }

@@ -25,8 +25,7 @@ int sleepy_decode(engine& node, line_channel& channel) {
     words >> verb >> request;
     if (verb == "receive") {
       cache.poison();
-      auto asked = node.receive(
-          {request, {"prefill-0"}, actors::transfer_mode::read, tokens, 0, {}, 0, 0ms, false});
+      auto asked = node.receive({request, {"prefill-0"}, actors::transfer_mode::read, tokens});
       if (!asked) return 1;
       receive = *asked;
       if (!events.moving()) return 2;

@@ -33,7 +33,7 @@ int generous_prefill(engine& node, line_channel& channel) {
     words >> request >> tokens >> seed;
     auto blocks = node.allocate_blocks((tokens + 15) / 16);
     if (!blocks) return 1;
-    auto send = node.send({request, blocks->blocks, 0, 0ms, 0});
+    auto send = node.send({request, blocks->blocks});
     if (!send) {
       channel.say(to_string(send.error()));
       (void)node.free_blocks(blocks->owner, blocks->blocks);
@@ -164,8 +164,7 @@ TEST_F(refusal, of_a_wait_in_line_comes_at_its_deadline_and_lets_the_next_one_in
 
 TEST_F(refusal, of_an_unknown_source_comes_at_once_and_names_it) {
   begin();
-  auto asked =
-      node->receive({"r", {"prefill-7"}, actors::transfer_mode::write, 16, 0, {}, 0, 0ms, false});
+  auto asked = node->receive({"r", {"prefill-7"}, actors::transfer_mode::write, 16});
   ASSERT_FALSE(asked);
   EXPECT_EQ(asked.error().code, errc::not_found);
   EXPECT_NE(asked.error().message.find("prefill-7"), std::string::npos);
@@ -254,15 +253,8 @@ TEST_F(refusal, of_more_requests_than_a_prefill_node_keeps_for_later_comes_at_on
     listener heard{here};
     (void)channel.order();
     for (int i = 0; i < 8; ++i) {
-      auto asked = here.receive({"late" + std::to_string(i),
-                                 {"prefill-0"},
-                                 actors::transfer_mode::write,
-                                 16,
-                                 0,
-                                 {},
-                                 0,
-                                 0ms,
-                                 false});
+      auto asked = here.receive(
+          {"late" + std::to_string(i), {"prefill-0"}, actors::transfer_mode::write, 16});
       if (!asked || !heard.outcome(*asked)) return 1;
       channel.say(std::string{to_string(heard.of(*asked).why.code)});
     }
@@ -288,9 +280,9 @@ TEST_F(refusal, of_a_send_that_is_live_already_comes_at_once) {
   EXPECT_EQ(prefill->channel().hear().value_or("silence"), "offered");
   auto blocks = node->allocate_blocks(1);
   ASSERT_TRUE(blocks);
-  auto first = node->send({"mine", blocks->blocks, 0, 0ms, 0});
+  auto first = node->send({"mine", blocks->blocks});
   ASSERT_TRUE(first);
-  auto again = node->send({"mine", blocks->blocks, 0, 0ms, 0});
+  auto again = node->send({"mine", blocks->blocks});
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().code, errc::already_exists);
 }
@@ -413,8 +405,7 @@ TEST_F(refusal, of_a_life_that_was_replaced_is_for_good_and_said_at_once) {
     const auto placed = old.place({"r", "prefill", "decode", 3'600'000});
     if (!placed || !told.outcome(*placed)) return 2;
     channel.say(to_string(told.of(*placed).why));
-    const auto asked =
-        old.receive({"r", {"prefill-0"}, actors::transfer_mode::write, 16, 0, {}, 0, 0ms, false});
+    const auto asked = old.receive({"r", {"prefill-0"}, actors::transfer_mode::write, 16});
     if (!asked || !told.outcome(*asked)) return 3;
     channel.say(to_string(told.of(*asked).why));
     return 0;
@@ -552,8 +543,8 @@ TEST_P(mismatch, of_the_two_caches_is_one_clear_error_at_the_decode_side) {
   auto node = c.start("decode-0", std::move(own));
   ASSERT_TRUE(node);
   listener events{*node};
-  auto asked = node->receive(
-      {"r", {"prefill-0"}, actors::transfer_mode::write, 8, 0, {block_id{3}}, 0, 1h, false});
+  auto asked =
+      node->receive({"r", {"prefill-0"}, actors::transfer_mode::write, 8, 0, {block_id{3}}, 0, 1h});
   ASSERT_TRUE(asked) << to_string(asked.error());
   ASSERT_TRUE(events.unpinned(*asked));
   const auto& t = events.of(*asked);

@@ -36,8 +36,7 @@ TEST_P(retry, serves_another_decode_from_the_same_blocks_and_gives_it_the_whole_
   EXPECT_EQ(ask(*second, "outcome 3"), "done");
   ASSERT_TRUE(events->unpinned(id));
   EXPECT_EQ(events->of(id).done, 1);
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(blocks);
 }
 
 TEST_P(retry, ends_when_no_other_decode_comes_within_the_window) {
@@ -51,8 +50,7 @@ TEST_P(retry, ends_when_no_other_decode_comes_within_the_window) {
   ASSERT_TRUE(events->unpinned(id));
   EXPECT_EQ(events->of(id).failed, 1);
   EXPECT_EQ(events->of(id).why.code, errc::peer_lost) << to_string(events->of(id).why);
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(blocks);
 }
 
 TEST_P(retry, a_rank_whose_own_deadline_passes_leaves_the_source_to_others) {
@@ -70,8 +68,7 @@ TEST_P(retry, a_rank_whose_own_deadline_passes_leaves_the_source_to_others) {
   EXPECT_EQ(ask(*first, "outcome 3"), "done");
   ASSERT_TRUE(events->unpinned(id));
   EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(blocks);
 }
 
 TEST_P(retry, a_rank_that_asks_for_more_than_there_is_leaves_the_source_to_others) {
@@ -94,8 +91,7 @@ TEST_P(retry, a_rank_that_asks_for_more_than_there_is_leaves_the_source_to_other
   EXPECT_EQ(ask(*first, "outcome 3"), "done");
   ASSERT_TRUE(events->unpinned(id));
   EXPECT_EQ(events->of(id).done, 1) << to_string(events->of(id).why);
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(blocks);
 }
 
 std::vector<way> ways() {

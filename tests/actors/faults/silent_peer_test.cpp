@@ -59,8 +59,7 @@ TEST_P(silent, frozen_prefill_is_lost_to_the_decode_side_and_served_by_another_l
   expect_noticed(id, froze);
   ASSERT_TRUE(events->unpinned(id)) << "the blocks wait for a peer that is not inside";
   auto& t = events->of(id);
-  ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(*t.allocated);
   // When it continues, it gets the same error, and is usable like any other peer.
   first->signal(SIGCONT);
   EXPECT_THAT(ask(*first, "outcome"), HasSubstr("peer_lost"));
@@ -76,8 +75,7 @@ TEST_P(silent, frozen_decode_is_lost_to_the_prefill_side) {
   first->stop();
   expect_noticed(id, froze);
   ASSERT_TRUE(events->unpinned(id));
-  ASSERT_TRUE(node->free_blocks(blocks.owner, blocks.blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(blocks);
   first->signal(SIGCONT);
   EXPECT_THAT(ask(*first, "outcome 3"), HasSubstr("peer_lost"));
   give_to(*first, "after", 4);

@@ -185,7 +185,7 @@ class restarted_supervisor : public ::testing::Test {
     for (long number = 0;; ++number) {
       auto blocks = node.allocate_blocks((tokens + 15) / 16);
       if (!blocks) return 2;
-      auto sent = node.send({request(pair, number), blocks->blocks, 0, 0ms, 0});
+      auto sent = node.send({request(pair, number), blocks->blocks});
       if (!sent) return 3;
       const auto seed = static_cast<std::uint64_t>(number);
       for (const std::uint32_t layer : {0u, 2u}) {
@@ -218,12 +218,7 @@ class restarted_supervisor : public ::testing::Test {
       auto asked = node.receive({request(pair, number),
                                  {"prefill-" + std::to_string(pair)},
                                  actors::transfer_mode::write,
-                                 tokens,
-                                 0,
-                                 {},
-                                 0,
-                                 0ms,
-                                 false});
+                                 tokens});
       if (!asked) return 2;
       // The transfer is taken to its end.
       while (!events.unpinned(*asked, 5ms)) {

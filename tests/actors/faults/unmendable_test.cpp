@@ -32,8 +32,7 @@ TEST_P(unmendable, fails_both_sides_naming_the_cause_and_gives_their_blocks_back
   EXPECT_EQ(t.why.code, errc::peer_lost);
   EXPECT_THAT(t.why.message, HasSubstr("the link to prefill-0 broke ("));
   EXPECT_THAT(t.why.message, HasSubstr("in 0 attempts"));
-  ASSERT_TRUE(node->free_blocks(t.allocated->owner, t.allocated->blocks));
-  EXPECT_TRUE(whole(*node));
+  give_back(*t.allocated);
   EXPECT_THAT(ask(*first, "outcome"), HasSubstr("in 0 attempts"));
   // A live peer is reached again by the next operation.
   take_from(*first, "next", 8);

@@ -55,7 +55,7 @@ int offer(const cluster& c, const std::function<bool()>& prepared, line_channel&
   if (!node) return 2;
   cache_bytes{*node}.fill(blocks_of(true), 0, layers, 0, tokens, 7);
   listener events{*node};
-  const auto send = node->send({"r", blocks_of(true), 0, 0ms, 0});
+  const auto send = node->send({"r", blocks_of(true)});
   if (!send || !node->layers_ready(*send, 0, layers, tokens) || !node->seal(*send, tokens))
     return 3;
   const bool ended = events.unpinned(*send);
@@ -75,7 +75,7 @@ void expect_arrival(const cluster& c, forked& prefill, const way& how) {
   cache.poison();
   listener events{*node};
   const auto receive =
-      node->receive({"r", {"prefill-0"}, mode_of(how), tokens, 0, blocks_of(false), 0, 0ms, false});
+      node->receive({"r", {"prefill-0"}, mode_of(how), tokens, 0, blocks_of(false)});
   ASSERT_TRUE(receive) << to_string(receive.error());
   ASSERT_TRUE(events.unpinned(*receive));
   EXPECT_EQ(events.of(*receive).done, 1) << to_string(events.of(*receive).why);

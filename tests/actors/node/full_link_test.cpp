@@ -33,7 +33,7 @@ int offer_all(const cluster& c, const way& how, line_channel& channel) {
   listener events{node};
   std::vector<operation_id> sends;
   for (int i = 0; i < requests(how); ++i) {
-    auto send = node.send({request(i), block, 0, 0ms, 0});
+    auto send = node.send({request(i), block});
     if (!send) return 2;
     sends.push_back(*send);
   }
@@ -75,10 +75,7 @@ TEST_P(full_link, serves_those_that_wait_for_room_when_others_have_ended) {
                                      mode_of(how),
                                      block_tokens,
                                      0,
-                                     {block_id{static_cast<std::uint32_t>(i)}},
-                                     0,
-                                     0ms,
-                                     false});
+                                     {block_id{static_cast<std::uint32_t>(i)}}});
     ASSERT_TRUE(asked) << to_string(asked.error());
     receives.push_back(*asked);
   }
@@ -120,8 +117,7 @@ TEST_P(crowded_link, lets_who_waits_go_at_its_deadline) {
                                      0,
                                      {block_id{static_cast<std::uint32_t>(i)}},
                                      0,
-                                     last ? 300ms : 0ms,
-                                     false});
+                                     last ? 300ms : 0ms});
     ASSERT_TRUE(asked) << to_string(asked.error());
     receives.push_back(*asked);
   }

@@ -40,7 +40,7 @@ int hasty_prefill(engine& node, line_channel& channel) {
   listener events{node};
   auto blocks = node.allocate_blocks(4);
   if (!blocks) return 1;
-  auto send = node.send({"r", blocks->blocks, 0, 0ms, 0});
+  auto send = node.send({"r", blocks->blocks});
   if (!send) return 2;
   channel.say("up");
   while (auto line = channel.order()) {
@@ -126,8 +126,7 @@ class computed_on_gpus : public ::testing::TestWithParam<way> {
     cache->poison();
     events = std::make_unique<listener>(*decode);
     ASSERT_EQ(prefill->channel().hear().value_or("silence"), "up");
-    const auto id =
-        decode->receive({"r", {"prefill-0"}, mode_of(GetParam()), tokens, 0, {}, 0, 0ms, false});
+    const auto id = decode->receive({"r", {"prefill-0"}, mode_of(GetParam()), tokens});
     ASSERT_TRUE(id) << to_string(id.error());
     taken = *id;
   }

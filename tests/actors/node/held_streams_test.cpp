@@ -51,15 +51,8 @@ class held_streams : public fault {
     if (node) node->stop();
   }
   operation_id take(std::uint32_t prefix = 0, std::chrono::milliseconds deadline = 0ms) {
-    auto asked = node->receive({"r",
-                                {"prefill-0"},
-                                mode_of(GetParam()),
-                                held_tokens,
-                                prefix,
-                                blocks.blocks,
-                                0,
-                                deadline,
-                                false});
+    auto asked = node->receive(
+        {"r", {"prefill-0"}, mode_of(GetParam()), held_tokens, prefix, blocks.blocks, 0, deadline});
     EXPECT_TRUE(asked) << to_string(asked.error());
     return asked.value_or(operation_id{});
   }
@@ -227,7 +220,7 @@ TEST_P(held_streams, are_not_held_by_a_call_that_is_refused) {
   EXPECT_EQ(refusal(id, 0, held_layers + 1, held_tokens), errc::out_of_range);
   EXPECT_EQ(refusal(id, 2, 2, held_tokens), errc::out_of_range);
   EXPECT_EQ(refusal(id, 0, 1, held_tokens + 1), errc::out_of_range);
-  const auto sent = node->send({"mine", blocks.blocks, 0, 0ms, 0});
+  const auto sent = node->send({"mine", blocks.blocks});
   ASSERT_TRUE(sent);
   EXPECT_EQ(refusal(*sent, 0, 1, 1), errc::not_found) << "no receive";
   const auto elsewhere = node->await_layers(id, 0, 1, held_tokens, {stream->name().handle, 77});

@@ -72,8 +72,7 @@ int prefill_body(engine& node, line_channel& channel) {
 std::string take(engine& node, listener& events, const scene& s, const std::string& request,
                  const std::vector<block_id>& blocks, std::uint32_t from, std::uint64_t seed) {
   const auto mode = transfer_mode_of(s.mode).value();
-  auto asked =
-      node.receive({request, s.sources, mode, tokens, from, blocks, destination_slot, 0ms, false});
+  auto asked = node.receive({request, s.sources, mode, tokens, from, blocks, destination_slot});
   if (!asked) return to_string(asked.error());
   cache_bytes cache{node};
   auto& t = events.of(*asked);

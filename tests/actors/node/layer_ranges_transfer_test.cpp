@@ -616,8 +616,8 @@ TEST_P(part_that_dies, is_asked_again_in_its_next_life_and_the_others_with_it) {
   cache_bytes cache{*node};
   listener events{*node};
   const auto receive = [&] {
-    const auto asked = node->receive(
-        {"r", {"prefill-0-pp0", "prefill-0-pp1"}, mode_of(GetParam()), 50, 0, {}, 0, 0ms, false});
+    const auto asked =
+        node->receive({"r", {"prefill-0-pp0", "prefill-0-pp1"}, mode_of(GetParam()), 50});
     EXPECT_TRUE(asked) << to_string(asked.error());
     return asked.value_or(operation_id{});
   };

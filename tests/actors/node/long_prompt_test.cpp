@@ -19,7 +19,7 @@ int offer(const cluster& c, const prompt& what, line_channel& channel) {
   const auto blocks = what.shuffled(1);
   cache_bytes{node}.fill(blocks, 0, what.layers, 0, what.tokens, 7);
   listener events{node};
-  const auto send = node.send({"long", blocks, 0, 0ms, 0});
+  const auto send = node.send({"long", blocks});
   if (!send || !node.seal(*send, what.tokens)) return 2;
   channel.say("sealed");
   if (!events.unpinned(*send)) return 3;
@@ -55,8 +55,8 @@ TEST_P(long_prompt, moves_whole_over_shuffled_blocks) {
   cache.poison();
   const auto blocks = what.shuffled(2);
   listener events{*own.node()};
-  const auto receive = own.node()->receive(
-      {"long", {"prefill-0"}, mode_of(how), what.tokens, what.prefix, blocks, 0, 0ms, false});
+  const auto receive =
+      own.node()->receive({"long", {"prefill-0"}, mode_of(how), what.tokens, what.prefix, blocks});
   ASSERT_TRUE(receive) << to_string(receive.error());
   ASSERT_TRUE(events.unpinned(*receive));
   ASSERT_EQ(events.of(*receive).done, 1) << to_string(events.of(*receive).why);

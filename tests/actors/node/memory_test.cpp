@@ -32,7 +32,7 @@ int offering_prefill(engine& node, line_channel& channel) {
     words >> first >> count;
     std::vector<operation_id> sends;
     for (int i = first; i < first + count; ++i) {
-      auto send = node.send({request(i), blocks->blocks, 0, 0ms, 0});
+      auto send = node.send({request(i), blocks->blocks});
       if (!send || !node.seal(*send, tokens)) return 2;
       sends.push_back(*send);
     }
@@ -64,15 +64,8 @@ TEST_P(memory, is_after_many_transfers_what_it_was_after_the_first_few_thousand)
     prefill->channel().say(std::to_string(first) + " " + std::to_string(at_once));
     std::vector<operation_id> receives;
     for (int i = first; i < first + at_once; ++i) {
-      auto receive = decode->receive({request(i),
-                                      {"prefill-0"},
-                                      mode_of(GetParam()),
-                                      tokens,
-                                      0,
-                                      blocks->blocks,
-                                      0,
-                                      0ms,
-                                      false});
+      auto receive = decode->receive(
+          {request(i), {"prefill-0"}, mode_of(GetParam()), tokens, 0, blocks->blocks});
       ASSERT_TRUE(receive) << to_string(receive.error());
       receives.push_back(*receive);
     }

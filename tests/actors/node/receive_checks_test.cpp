@@ -31,8 +31,7 @@ class checked_calls : public ::testing::Test {
     ASSERT_TRUE(node);
   }
   troupe::error refusal(const std::vector<std::string>& names) {
-    const auto asked =
-        node->receive({"r", names, actors::transfer_mode::write, 32, 0, {}, 0, 0ms, false});
+    const auto asked = node->receive({"r", names, actors::transfer_mode::write, 32});
     return asked ? troupe::error{errc::internal, "it was taken"} : asked.error();
   }
 };
@@ -51,15 +50,8 @@ TEST_F(checked_calls, pin_no_block_that_only_holds_the_prefix) {
   const std::vector<block_id> prefix{four.begin(), four.begin() + 2};
   const std::vector<block_id> partly{four[2]};
   // No node offers the request, so it lives until the abort.
-  const auto asked = node->receive({"r",
-                                    {"prefill-0-tp0", "prefill-0-tp1"},
-                                    actors::transfer_mode::write,
-                                    64,
-                                    40,
-                                    four,
-                                    0,
-                                    0ms,
-                                    false});
+  const auto asked = node->receive(
+      {"r", {"prefill-0-tp0", "prefill-0-tp1"}, actors::transfer_mode::write, 64, 40, four});
   ASSERT_TRUE(asked) << to_string(asked.error());
   ASSERT_TRUE(node->free_blocks(all->owner, prefix));
   EXPECT_TRUE(node->allocate_blocks(2)) << "the prefix of 40 tokens is all of two blocks";
@@ -72,20 +64,13 @@ TEST_F(checked_calls, pin_no_block_that_only_holds_the_prefix) {
   // Freed blocks cannot hold a prefix.
   ASSERT_TRUE(node->free_blocks(all->owner, {four.begin() + 3, four.end()}));
   const std::vector<block_id> freed{four[3], all->blocks[4]};
-  EXPECT_FALSE(node->receive({"s",
-                              {"prefill-0-tp0", "prefill-0-tp1"},
-                              actors::transfer_mode::write,
-                              32,
-                              16,
-                              freed,
-                              0,
-                              0ms,
-                              false}));
+  EXPECT_FALSE(node->receive(
+      {"s", {"prefill-0-tp0", "prefill-0-tp1"}, actors::transfer_mode::write, 32, 16, freed}));
 }
 
 TEST_F(checked_calls, receive_only_over_an_edge_and_in_its_mode) {
   const auto refused = [&](const std::vector<std::string>& names, actors::transfer_mode mode) {
-    const auto asked = node->receive({"r", names, mode, 32, 0, {}, 0, 0ms, false});
+    const auto asked = node->receive({"r", names, mode, 32});
     return asked ? troupe::error{errc::internal, "it was taken"} : asked.error();
   };
   const auto other = refused({"prefill-0-tp0", "prefill-0-tp1"}, actors::transfer_mode::read);
@@ -125,10 +110,7 @@ TEST_F(checked_calls, receive_into_no_block_twice) {
                                     actors::transfer_mode::write,
                                     64,
                                     0,
-                                    {b[0], b[1], b[2], b[1]},
-                                    0,
-                                    0ms,
-                                    false});
+                                    {b[0], b[1], b[2], b[1]}});
   ASSERT_FALSE(asked);
   EXPECT_EQ(asked.error().code, errc::invalid_config);
   EXPECT_THAT(asked.error().message,
@@ -162,15 +144,8 @@ TEST_F(checked_calls, get_query_and_remove_only_where_an_edge_leads) {
 }
 
 TEST_F(checked_calls, take_the_ranks_in_any_order) {
-  const auto asked = node->receive({"r",
-                                    {"prefill-0-tp1", "prefill-0-tp0"},
-                                    actors::transfer_mode::write,
-                                    32,
-                                    0,
-                                    {},
-                                    0,
-                                    0ms,
-                                    false});
+  const auto asked =
+      node->receive({"r", {"prefill-0-tp1", "prefill-0-tp0"}, actors::transfer_mode::write, 32});
   EXPECT_TRUE(asked) << to_string(asked.error());
 }
 

@@ -86,7 +86,7 @@ int offer(const cluster& c, const places& where, line_channel& channel) {
   if (placed.node() == nullptr) return 1;
   engine& node = *placed.node();
   cache_bytes{node}.fill(prefill_blocks, 0, split_layers, 0, split_tokens, split_seed);
-  const auto send = node.send({"r", prefill_blocks, 0, 0ms, 0});
+  const auto send = node.send({"r", prefill_blocks});
   if (!send || !node.layers_ready(*send, 0, split_layers, split_tokens) ||
       !node.seal(*send, split_tokens))
     return 2;
@@ -118,15 +118,8 @@ class split_cache : public ::testing::Test {
     cache_bytes cache{node};
     cache.poison();
     listener events{node};
-    const auto id = node.receive({"r",
-                                  {"prefill-0"},
-                                  mode_of({options.backend, mode}),
-                                  split_tokens,
-                                  0,
-                                  decode_blocks,
-                                  0,
-                                  0ms,
-                                  false});
+    const auto id = node.receive(
+        {"r", {"prefill-0"}, mode_of({options.backend, mode}), split_tokens, 0, decode_blocks});
     if (!id) return to_string(id.error());
     if (!events.unpinned(*id)) return "no end";
     if (events.of(*id).failed > 0) return to_string(events.of(*id).why);

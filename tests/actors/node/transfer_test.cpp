@@ -27,7 +27,7 @@ int obedient_prefill(engine& node, line_channel& channel) {
       channel.say("no blocks: " + to_string(blocks.error()));
       continue;
     }
-    auto send = node.send({request, blocks->blocks, 0, 0ms, 0});
+    auto send = node.send({request, blocks->blocks});
     if (!send) {
       channel.say("no send: " + to_string(send.error()));
       continue;
@@ -71,7 +71,7 @@ class transfer : public ::testing::TestWithParam<way> {
                                std::uint32_t prefix = 0, const std::vector<block_id>& blocks = {},
                                std::chrono::milliseconds deadline = 0ms) {
     return decode->receive(
-        {request, {"prefill-0"}, mode_of(GetParam()), tokens, prefix, blocks, 0, deadline, false});
+        {request, {"prefill-0"}, mode_of(GetParam()), tokens, prefix, blocks, 0, deadline});
   }
   void expect_every_byte_moved();
 };
@@ -152,7 +152,7 @@ TEST_P(transfer, of_many_requests_share_one_link_and_none_is_mixed_up) {
       const auto tokens = static_cast<std::uint32_t>(17 + i);
       auto blocks = node.allocate_blocks((tokens + 15) / 16);
       if (!blocks) return 1;
-      auto send = node.send({"m" + std::to_string(i), blocks->blocks, 0, 0ms, 0});
+      auto send = node.send({"m" + std::to_string(i), blocks->blocks});
       if (!send) return 2;
       memory.fill(blocks->blocks, 0, 4, 0, tokens, static_cast<std::uint64_t>(1000 + i));
       (void)node.layers_ready(*send, 0, 4, tokens);
@@ -190,7 +190,7 @@ TEST_P(transfer, that_the_prefill_engine_aborts_fails_at_both_sides_with_its_rea
   start([](engine& node, line_channel& channel) {
     listener heard{node};
     auto blocks = node.allocate_blocks(2);
-    auto send = node.send({"a", blocks->blocks, 0, 0ms, 0});
+    auto send = node.send({"a", blocks->blocks});
     if (!send) return 1;
     (void)channel.hear();
     (void)node.abort(*send, "out of patience");
@@ -215,7 +215,7 @@ TEST_P(transfer, that_the_decode_engine_aborts_fails_at_both_sides) {
   start([](engine& node, line_channel& channel) {
     listener heard{node};
     auto blocks = node.allocate_blocks(2);
-    auto send = node.send({"a", blocks->blocks, 0, 0ms, 0});
+    auto send = node.send({"a", blocks->blocks});
     if (!send) return 1;
     (void)node.layers_ready(*send, 0, 1, 32);
     // An abort that arrives before the prefill engine offers the request would not reach it.
