@@ -45,10 +45,10 @@ int main(int argc, char** argv) {
   constexpr std::uint64_t size = std::uint64_t{4} << 20;
   const auto kv = self.allocate(size, "kv", transport::access::read_write).value();
   std::memset(self.bytes(kv)->data(), 0xbb, size);
-  std::cout << io::hexadecimal(self.describe().value()) << std::endl;
+  std::cout << testing::hexadecimal(self.describe().value()) << std::endl;
   std::string line;
   std::getline(std::cin, line);
-  const auto test = self.add_peer(io::from_hexadecimal(line));
+  const auto test = self.add_peer(testing::from_hexadecimal(line));
   if (!test) return fail_with(to_string(test.error()));
 
   std::atomic<bool> ended{false};

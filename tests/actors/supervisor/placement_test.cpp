@@ -21,6 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
+using troupe::testing::child_process;
 using troupe::testing::slowness;
 
 class placing : public ::testing::Test {

@@ -26,6 +26,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using troupe::testing::child_process;
 using troupe::testing::comes_true;
 using troupe::testing::wait_limit;
 
@@ -216,7 +217,7 @@ TEST_F(cluster, a_killed_node_is_down_before_heartbeats_or_a_silent_connection_w
   auto node = peer("decode-0", 5);
   ASSERT_EQ(node.line(), "registered");
   ASSERT_TRUE(becomes("decode-0", node_state::up));
-  node.end();
+  node.kill();
   EXPECT_TRUE(becomes("decode-0", node_state::down));
 
   auto next = peer("decode-0", 6);
@@ -406,7 +407,7 @@ TEST_F(cluster, a_client_outlives_a_supervisor_that_is_killed_and_gives_up_on_a_
   const auto silent = (*client)->members();
   ASSERT_FALSE(silent);
   EXPECT_EQ(silent.error().code, errc::deadline);
-  process->end();
+  process->kill();
   const auto gone = (*client)->members();
   ASSERT_FALSE(gone);
 
@@ -429,7 +430,7 @@ TEST_F(cluster, a_client_that_waits_for_a_supervisor_that_is_killed_is_told_and_
   ASSERT_TRUE(client) << client.error().message;
   std::thread killer{[&] {
     std::this_thread::sleep_for(milliseconds{100});
-    process.end();
+    process.kill();
   }};
   const auto placed = (*client)->place({"r1", "", "", wait_limit_ms, {}});
   killer.join();

@@ -1,12 +1,13 @@
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <sstream>
+#include <string>
+#include <vector>
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include "child_process.hpp"
 #include "pair.hpp"
 #include "peer_talk.hpp"
 
@@ -17,92 +18,40 @@ namespace {
 
 using troupe::testing::comes_true;
 
-/// A peer in a process of its own.
-class process {
- public:
-  process(const variant& with, const char* what) {
-    int to[2];
-    int from[2];
-    EXPECT_EQ(::pipe2(to, O_CLOEXEC), 0);
-    EXPECT_EQ(::pipe2(from, O_CLOEXEC), 0);
-    const char* binary = std::getenv("TROUPE_TRANSPORT_PEER");
-    EXPECT_NE(binary, nullptr) << "set TROUPE_TRANSPORT_PEER to the transport_peer binary";
-    const std::string backend{to_string(with.kind)};
-    const auto count = std::to_string(with.lanes);
-    const char* memory = on_gpu(with, 'b') ? "gpu" : "host";
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::dup2(to[0], STDIN_FILENO);
-      ::dup2(from[1], STDOUT_FILENO);
-      ::execl(binary, binary, backend.c_str(), count.c_str(), memory, what, nullptr);
-      ::_exit(127);
-    }
-    ::close(to[0]);
-    ::close(from[1]);
-    in_ = to[1];
-    out_ = from[0];
-  }
-  ~process() {
-    if (in_ >= 0) ::close(in_);
-    signal(SIGKILL);
-    reap();
-    ::close(out_);
-  }
-  void signal(int number) const {
-    if (pid_ > 0) ::kill(pid_, number);
-  }
-  /// Returns a function that tells whether the process has mapped the file that lies at our address
-  /// `at`. The memory of GPU doubles is such a file.
-  [[nodiscard]] std::function<bool()> maps(const void* at) const {
-    const auto there = "/proc/" + std::to_string(pid_) + "/maps";
-    return [there, file = file_at(at)] {
-      std::ifstream maps{there};
-      for (std::string line; std::getline(maps, line);) {
-        if (!file.empty() && line.find(file) != std::string::npos) return true;
-      }
-      return false;
-    };
-  }
-  void reap() {
-    if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-  /// Returns once the process is stopped.
-  void stop() const {
-    signal(SIGSTOP);
-    int status = 0;
-    ::waitpid(pid_, &status, WUNTRACED);
-    EXPECT_TRUE(WIFSTOPPED(status));
-  }
-  void say(const std::string& text) const {
-    EXPECT_EQ(::write(in_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
-  }
-  [[nodiscard]] std::string line() const {
-    std::string text;
-    char c = 0;
-    while (::read(out_, &c, 1) == 1 && c != '\n') text += c;
-    return text;
-  }
+std::vector<std::string> peer_command(const variant& with, const char* what) {
+  const char* binary = std::getenv("TROUPE_TRANSPORT_PEER");
+  EXPECT_NE(binary, nullptr) << "set TROUPE_TRANSPORT_PEER to the transport_peer binary";
+  return {binary == nullptr ? "" : binary, std::string{to_string(with.kind)},
+          std::to_string(with.lanes), on_gpu(with, 'b') ? "gpu" : "host", what};
+}
 
- private:
-  /// Device and inode of the file that this process has mapped there, as the kernel prints them.
-  [[nodiscard]] static std::string file_at(const void* at) {
-    std::ostringstream begin;
-    begin << std::hex << reinterpret_cast<std::uintptr_t>(at) << '-';
-    std::ifstream maps{"/proc/self/maps"};
-    for (std::string line; std::getline(maps, line);) {
-      if (!line.starts_with(begin.str())) continue;
-      std::istringstream in{line};
-      std::string range, rights, offset, device, number;
-      in >> range >> rights >> offset >> device >> number;
-      return device + ' ' + number + ' ';
-    }
-    return {};
+/// Device and inode of the file that this process has mapped there, as the kernel prints them.
+std::string file_at(const void* at) {
+  std::ostringstream begin;
+  begin << std::hex << reinterpret_cast<std::uintptr_t>(at) << '-';
+  std::ifstream maps{"/proc/self/maps"};
+  for (std::string line; std::getline(maps, line);) {
+    if (!line.starts_with(begin.str())) continue;
+    std::istringstream in{line};
+    std::string range, rights, offset, device, number;
+    in >> range >> rights >> offset >> device >> number;
+    return device + ' ' + number + ' ';
   }
-  pid_t pid_{-1};
-  int in_{-1};
-  int out_{-1};
-};
+  return {};
+}
+
+/// Returns a function that tells whether the process has mapped the file that lies at our address
+/// `at`. The memory of GPU doubles is such a file.
+std::function<bool()> maps_of(pid_t process, const void* at) {
+  const auto there = "/proc/" + std::to_string(process) + "/maps";
+  return [there, file = file_at(at)] {
+    std::ifstream maps{there};
+    for (std::string line; std::getline(maps, line);) {
+      if (!file.empty() && line.find(file) != std::string::npos) return true;
+    }
+    return false;
+  };
+}
 
 /// Queue pairs of a dead peer answer nothing: its death shows 2 s later, when the last
 /// retransmission has gone unanswered.
@@ -115,7 +64,7 @@ class joined {
 
   joined(const variant& with_, const char* what, std::chrono::milliseconds fence_patience = 1s,
          std::uint8_t wire_timeout = 17)
-      : peer{with_, what} {
+      : peer{peer_command(with_, what)} {
     const auto kind = with_.kind;
     const auto lanes = with_.lanes;
     endpoint_options options;
@@ -184,7 +133,7 @@ class joined {
     EXPECT_TRUE(gpus->runtime->copy_now(memory.data(), all.data(), size));
   }
 
-  process peer;
+  troupe::testing::child_process peer;
   std::shared_ptr<xgmi::gpu_site> gpus;
   std::unique_ptr<endpoint> place;
   region_id region;
@@ -306,7 +255,7 @@ TEST_P(backend_faults, memory_of_a_gpu_is_freed_only_when_no_peer_has_it_open) {
     ASSERT_TRUE(comes_true([&] { return j.peer_wrote(); })) << "it has it open";
     j.fence_and_wait(t1);
     const auto is_there = [&] { return j.gpus->runtime->find(j.memory.data()).has_value(); };
-    const auto open_there = j.peer.maps(j.memory.data());
+    const auto open_there = maps_of(j.peer.pid(), j.memory.data());
     EXPECT_TRUE(open_there() || xgmi::on_real_gpus());
     j.peer.stop();
     EXPECT_TRUE(j.place->deregister(j.region)) << "it waits for nobody";

@@ -1,31 +1,26 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "troupe/transport/backend.hpp"
 
+#include "hexadecimal.hpp"
+
 // What two processes of a test say to each other over a pipe: one item per line, numbers in hex.
 namespace troupe::transport::contract {
 
-inline std::string to_hex(const std::vector<std::byte>& bytes) {
-  static constexpr char digits[] = "0123456789abcdef";
-  std::string text = "x";
-  for (const auto byte : bytes) {
-    text += digits[std::to_integer<unsigned>(byte) >> 4];
-    text += digits[std::to_integer<unsigned>(byte) & 15];
-  }
-  return text;
+/// Never empty, so that it is one word of a line.
+inline std::string to_hex(std::span<const std::byte> bytes) {
+  return 'x' + testing::hexadecimal(bytes);
 }
 
-inline std::vector<std::byte> from_hex(const std::string& text) {
-  std::vector<std::byte> bytes;
-  for (std::size_t i = 1; i + 1 < text.size(); i += 2) {
-    bytes.push_back(static_cast<std::byte>(std::stoul(text.substr(i, 2), nullptr, 16)));
-  }
-  return bytes;
+inline std::vector<std::byte> from_hex(std::string_view text) {
+  return testing::from_hexadecimal(text.substr(text.empty() ? 0 : 1));
 }
 
 inline std::string line_of(const link_offer& offer) {

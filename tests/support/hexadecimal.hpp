@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace troupe::io {
+namespace troupe::testing {
 
 /// Bytes as a line of text, for pipes between processes.
 inline std::string hexadecimal(std::span<const std::byte> bytes) {
@@ -27,4 +27,4 @@ inline std::vector<std::byte> from_hexadecimal(std::string_view text) {
   return bytes;
 }
 
-}  // namespace troupe::io
+}  // namespace troupe::testing

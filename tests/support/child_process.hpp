@@ -1,6 +1,6 @@
 #pragma once
 
-/// A process that a test starts, reads lines from, and may kill or stop. The destructor ends it.
+/// A process that a test starts, speaks with in lines, and may kill or stop. The destructor kills it.
 
 #include <chrono>
 #include <string>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -15,7 +16,7 @@
 
 #include "waiting.hpp"
 
-namespace troupe::actors::testing {
+namespace troupe::testing {
 
 class child_process {
  public:
@@ -39,21 +40,26 @@ class child_process {
     out_ = out[0];
   }
   ~child_process() {
-    end();
+    kill();
     if (out_ >= 0) close(out_);
   }
   child_process(const child_process&) = delete;
   child_process& operator=(const child_process&) = delete;
 
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  void signal(int number) const {
+    if (pid_ > 0) ::kill(pid_, number);
+  }
   /// Sends SIGSTOP. When this returns, the process is stopped.
   void stop() const {
-    ::kill(pid_, SIGSTOP);
+    signal(SIGSTOP);
     int status = 0;
     waitpid(pid_, &status, WUNTRACED);
+    EXPECT_TRUE(WIFSTOPPED(status));
   }
-  void go_on() const { ::kill(pid_, SIGCONT); }
+  void go_on() const { signal(SIGCONT); }
   /// Kills it if it still runs, and waits for its end.
-  void end() {
+  void kill() {
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);
     int status = 0;
@@ -70,9 +76,13 @@ class child_process {
     pid_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
+  /// Writes to its standard input.
+  void say(const std::string& text) const {
+    EXPECT_EQ(::write(in_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
   /// The next line of its standard output. Empty if none comes in time.
   std::string line() {
-    const auto deadline = troupe::testing::end_of_wait();
+    const auto deadline = end_of_wait();
     for (;;) {
       if (const auto end = text_.find('\n'); end != std::string::npos) {
         std::string found = text_.substr(0, end);
@@ -97,4 +107,4 @@ class child_process {
   std::string text_;
 };
 
-}  // namespace troupe::actors::testing
+}  // namespace troupe::testing
