@@ -33,7 +33,8 @@ from vllm_omni.distributed.omni_connectors.utils.initialization import (create_c
 import stage as stages
 import troupe.omni
 import troupe.plugins
-from stage import PATIENCE, Nursery, Stage, digest, payload
+from nursery import PATIENCE, Nursery
+from stage import Stage, digest, payload
 from troupe.engine import Engine, configure_logging
 from troupe.errors import ErrorCode, TroupeError
 from troupe.omni import connector as connector_module
@@ -706,7 +707,7 @@ if __name__ == "__main__":
     command, library = (str(pathlib.Path(path).resolve()) for path in sys.argv[1:3])
     with tempfile.TemporaryDirectory() as own:  # supervisors leave state files of their clusters
         os.environ.update(TROUPE_COMMAND=command, TROUPE_LIBRARY=library, XDG_STATE_HOME=own)
-        Stage.nursery = Nursery()
+        Stage.nursery = Nursery(stages.serve)
         configure_logging(level="error")
         try:
             unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)

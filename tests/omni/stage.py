@@ -1,118 +1,22 @@
-"""A stage of vLLM-Omni as a process of its own: a connector, and functions of this file that a test runs in it.
-
-The processes are forked from one that has imported everything and started nothing, since imports take ten seconds.
-"""
+"""A stage of vLLM-Omni as a process of its own: a connector, and functions of this file that a test runs in it."""
 import hashlib
 import os
-import select
-import signal
-import socket
 import time
 import traceback
-from multiprocessing.connection import Connection, Pipe
-from multiprocessing.reduction import recv_handle, send_handle
 
 import numpy
 import torch
 
+from nursery import Failure, Process, obey
 from troupe.engine import configure_logging
 from troupe.omni.connector import TroupeOmniConnector
 from troupe.omni.payload import RawPayload
 
-PATIENCE = 60  # seconds, for events that must come: longer than any deadline of the connector's here
 
-
-class Failed(Exception):
-    """An error that a stage reports."""
-
-
-class Nursery:
-    """A process that forks stages. It must be created before this process starts a node, and ends with this one."""
-
-    def __init__(self):
-        self._orders, theirs = Pipe()
-        self._handles, their_handles = socket.socketpair()
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._orders.close()
-            self._handles.close()
-            self._tend(theirs, their_handles)
-        theirs.close()
-        their_handles.close()
-
-    def fork(self, config, pipe):
-        """Starts a stage and returns its pid."""
-        self._orders.send(config)
-        send_handle(self._handles, pipe.fileno(), self._pid)
-        return self._orders.recv()
-
-    @staticmethod
-    def _tend(orders, handles):
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forked stages are not waited for
-        try:
-            while True:
-                config = orders.recv()
-                handle = recv_handle(handles)
-                pid = os.fork()
-                if pid == 0:
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    serve(Connection(handle), config)
-                    os._exit(0)
-                os.close(handle)
-                orders.send(pid)
-        except EOFError:
-            os._exit(0)
-        finally:
-            os._exit(1)
-
-
-class Stage:
-    """One process, which runs its orders in turn; `begin` does not wait for the result, `end` does."""
-
-    nursery = None  # set before the first one
-
+class Stage(Process):
     def __init__(self, stage_id, **extra):
-        self._pipe, other = Pipe()
-        self.pid = self.nursery.fork({"stage_id": stage_id, **extra}, other)
-        self._ended = os.pidfd_open(self.pid)
-        other.close()
+        super().__init__({"stage_id": stage_id, **extra})
         self.name = self.end()
-
-    def begin(self, function, *arguments):
-        self._pipe.send((function, arguments))
-
-    def end(self, seconds=PATIENCE):
-        if not self._pipe.poll(seconds):
-            raise Failed(f"process {self.pid} says nothing for {seconds} s")
-        well, said = self._pipe.recv()
-        if not well:
-            raise Failed(said)
-        return said
-
-    def run(self, function, *arguments):
-        self.begin(function, *arguments)
-        return self.end()
-
-    def signal(self, number):
-        os.kill(self.pid, number)
-
-    def kill(self):
-        """Does nothing the second time."""
-        if self._ended is not None:
-            signal.pidfd_send_signal(self._ended, signal.SIGKILL)
-            self._wait()
-
-    def leave(self):
-        """Ends the stage in good order."""
-        self._pipe.send(None)
-        self._wait()
-
-    def _wait(self):
-        if not select.select([self._ended], [], [], PATIENCE)[0]:
-            raise Failed(f"process {self.pid} does not end")
-        os.close(self._ended)
-        self._ended = None
-        self._pipe.close()
 
 
 def serve(pipe, config):
@@ -123,21 +27,8 @@ def serve(pipe, config):
     except Exception:  # pylint: disable=broad-exception-caught
         pipe.send((False, traceback.format_exc()))
         return
-    while (order := received(pipe)) is not None:
-        function, arguments = order
-        try:
-            pipe.send((True, function(connector, *arguments)))
-        except Exception:  # pylint: disable=broad-exception-caught
-            pipe.send((False, traceback.format_exc()))
+    obey(pipe, connector)
     connector.close()
-
-
-def received(pipe):
-    """The next order; None: the stage is to end."""
-    try:
-        return pipe.recv()
-    except EOFError:  # the test has ended
-        return None
 
 
 # -- payloads
@@ -214,7 +105,7 @@ def produce(connector, to_stage, prefix, numbers):
         kept, _, _ = put(connector, to_stage, f"{prefix}_{connector.stage_id}_{number}",
                          payload(KINDS[number % len(KINDS)], number))
         if not kept:
-            raise Failed(f"{prefix} {number} was not kept")
+            raise Failure(f"{prefix} {number} was not kept")
 
 
 def as_they_come(connector, prefix, numbers, seconds):

@@ -1,8 +1,5 @@
 """Scheduler processes of SGLang servers without their models: SGLang's own classes, host memory with known bytes,
 and functions of this file that a test runs in them.
-
-The processes are forked from one that has imported everything and started nothing, since imports take ten seconds
-and more.
 """
 import contextlib
 import hashlib
@@ -10,23 +7,14 @@ import json
 import logging
 import os
 import pathlib
-import select
-import signal
 import socket
 import tempfile
 import time
-import traceback
-from multiprocessing.connection import Connection, Pipe
-from multiprocessing.reduction import recv_handle, send_handle
 
-PATIENCE = 60  # seconds, for events that must come
+from nursery import PATIENCE, obey
 
 FAILED, BOOTSTRAPPING, WAITING, TRANSFERRING, SUCCESS = range(5)  # KVPoll
 POISON = 0xEE
-
-
-class Failure(Exception):
-    """An error that a process reports."""
 
 
 def until(happens, said, seconds=PATIENCE):
@@ -38,47 +26,6 @@ def until(happens, said, seconds=PATIENCE):
 
 
 # -- processes
-
-
-class Nursery:
-    """A process that imports SGLang and forks schedulers."""
-
-    def __init__(self):
-        self._orders, theirs = Pipe()
-        self._handles, their_handles = socket.socketpair()
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._orders.close()
-            self._handles.close()
-            self._tend(theirs, their_handles)
-        theirs.close()
-        their_handles.close()
-
-    def fork(self, pipe):
-        """Starts a scheduler and returns its pid."""
-        self._orders.send(True)
-        send_handle(self._handles, pipe.fileno(), self._pid)
-        return self._orders.recv()
-
-    @staticmethod
-    def _tend(orders, handles):
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forked schedulers are not waited for
-        try:
-            import_sglang()
-            while orders.recv():
-                handle = recv_handle(handles)
-                pid = os.fork()
-                if pid == 0:
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    serve(Connection(handle))
-                    os._exit(0)
-                os.close(handle)
-                orders.send(pid)
-        except EOFError:
-            os._exit(0)
-        finally:
-            traceback.print_exc()
-            os._exit(1)
 
 
 def import_sglang():
@@ -95,61 +42,12 @@ def import_sglang():
         context_of("prefill", MODEL, folder)  # imports now what SGLang imports late
 
 
-class Process:
-    """One process, which runs its orders in turn; `begin` does not wait for the result, `end` does."""
-
-    nursery = None  # set before the first one
-
-    def __init__(self):
-        self._pipe, other = Pipe()
-        self.pid = self.nursery.fork(other)
-        self._ended = os.pidfd_open(self.pid)
-        other.close()
-
-    def begin(self, function, *arguments, **named):
-        self._pipe.send((function, arguments, named))
-
-    def end(self, seconds=PATIENCE):
-        if not self._pipe.poll(seconds):
-            raise Failure(f"process {self.pid} says nothing for {seconds} s")
-        well, said = self._pipe.recv()
-        if not well:
-            raise Failure(said)
-        return said
-
-    def run(self, function, *arguments, **named):
-        self.begin(function, *arguments, **named)
-        return self.end()
-
-    def signal(self, number):
-        os.kill(self.pid, number)
-
-    def kill(self):
-        """Does nothing the second time."""
-        if self._ended is not None:
-            signal.pidfd_send_signal(self._ended, signal.SIGKILL)
-            if not select.select([self._ended], [], [], PATIENCE)[0]:
-                raise Failure(f"process {self.pid} does not end")
-            os.close(self._ended)
-            self._ended = None
-            self._pipe.close()
-
-
 def serve(pipe):
     from troupe.engine import configure_logging
     log = os.environ.get("TROUPE_TEST_LOG", "off")  # of Troupe; SGLang's lines come with it
     configure_logging(level=log)
     logging.disable(logging.CRITICAL if log == "off" else logging.NOTSET)
-    schedulers = {}  # by their names
-    while True:
-        try:
-            function, arguments, named = pipe.recv()
-        except EOFError:  # the test has ended
-            return
-        try:
-            pipe.send((True, function(schedulers, *arguments, **named)))
-        except Exception:  # pylint: disable=broad-exception-caught
-            pipe.send((False, traceback.format_exc()))
+    obey(pipe, {})  # the schedulers, by their names
 
 
 # -- the model, and the bytes of a room

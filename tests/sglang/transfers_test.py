@@ -18,7 +18,8 @@ import tempfile
 import unittest
 
 import scheduler as sglang
-from scheduler import BOOTSTRAPPING, FAILED, PATIENCE, SUCCESS, WAITING, Failure, Nursery, Process, until
+from nursery import PATIENCE, Failure, Nursery, Process
+from scheduler import BOOTSTRAPPING, FAILED, SUCCESS, WAITING, until
 
 
 def free_port():
@@ -948,7 +949,7 @@ if __name__ == "__main__":
     command, library = (str(pathlib.Path(path).resolve()) for path in sys.argv[1:3])
     with tempfile.TemporaryDirectory() as own:  # supervisors leave state files of their clusters
         os.environ.update(TROUPE_COMMAND=command, TROUPE_LIBRARY=library, XDG_STATE_HOME=own)
-        Process.nursery = Nursery()
+        Process.nursery = Nursery(sglang.serve, sglang.import_sglang)
         try:
             unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)
         finally:
