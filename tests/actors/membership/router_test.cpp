@@ -3,7 +3,7 @@
 #include <random>
 #include <set>
 
-#include <gmock/gmock.h>
+#include "routing_fixture.hpp"
 
 namespace troupe::actors {
 namespace {
@@ -14,55 +14,17 @@ using ::testing::HasSubstr;
 
 /// Two prefill replicas of one rank, three decode replicas of two ranks, one edge.
 router_options demo_routes(placement_policy decode = placement_policy::round_robin) {
-  router_options o;
-  o.edges = {{"prefill", "decode", transfer_mode::write}};
-  o.policies = {{"decode", decode}};
-  for (std::uint32_t replica = 0; replica < 2; ++replica) {
-    o.slots.push_back({"prefill-" + std::to_string(replica) + "-0", "prefill", node_role::prefill,
-                       replica, 0, 1});
-  }
-  for (std::uint32_t replica = 0; replica < 3; ++replica) {
-    for (std::uint32_t rank : {1u, 0u}) {  // not in rank order
-      o.slots.push_back({"decode-" + std::to_string(replica) + "-" + std::to_string(rank), "decode",
-                         node_role::decode, replica, rank, 2});
-    }
-  }
-  o.seed = 5;
+  auto o = testing::routes_of({2, 1}, {3, 2});
+  o.policies["decode"] = decode;
   return o;
 }
 
-struct router_of_a_cluster : ::testing::Test {
-  router routes{demo_routes()};
-  membership members;
-  steady_time now{std::chrono::hours{1}};
-  int requests{0};
+struct router_of_a_cluster : ::testing::Test, testing::routed_cluster {
+  router_of_a_cluster() : routed_cluster{demo_routes()} {}
 
-  void set(const std::string& name, node_state state, std::uint64_t incarnation = 1,
-           std::uint32_t queue = 0) {
-    for (const expected_slot& slot : demo_routes().slots) {
-      if (slot.name != name) continue;
-      auto it =
-          std::ranges::find(members.members, name, [](const member& m) { return m.node.name; });
-      if (it == members.members.end()) it = members.members.insert(it, member{});
-      it->node.name = name;
-      it->node.stage = slot.stage;
-      it->node.replica = slot.replica;
-      it->node.rank = slot.rank;
-      it->node.ranks = slot.ranks;
-      it->node.incarnation = incarnation;
-      it->state = static_cast<std::uint8_t>(state);
-      it->load.queue_length = queue;
-    }
-    ++members.epoch;
-    routes.update(members, now);
-  }
+  /// One after the other.
   void all_up() {
-    for (const expected_slot& slot : demo_routes().slots) set(slot.name, node_state::up);
-  }
-  void beat(const std::string& name, std::uint32_t queue, std::uint64_t incarnation = 1) {
-    load_report load;
-    load.queue_length = queue;
-    routes.load(name, incarnation, load);
+    for (const expected_slot& slot : options.slots) set(slot.name, node_state::up);
   }
   auto ask(std::uint32_t timeout_ms = 0, const std::string& from = "", const std::string& to = "") {
     placement_request r;
@@ -71,16 +33,6 @@ struct router_of_a_cluster : ::testing::Test {
     r.to = to;
     r.timeout_ms = timeout_ms;
     return routes.place(r, now);
-  }
-  /// The decode replica of one more request, which must be placed at once.
-  std::uint32_t next() {
-    const auto outcome = ask();
-    return std::get<placement>(*outcome).decode.at(0).replica;
-  }
-  std::vector<std::uint32_t> next(int n) {
-    std::vector<std::uint32_t> chosen;
-    for (int i = 0; i < n; ++i) chosen.push_back(next());
-    return chosen;
   }
 };
 
@@ -103,11 +55,11 @@ TEST_F(router_of_a_cluster, a_placement_names_every_rank_of_both_replicas_in_ran
 
 TEST_F(router_of_a_cluster, round_robin_goes_round_and_leaves_out_who_is_not_up) {
   all_up();
-  EXPECT_THAT(next(4), ElementsAre(0, 1, 2, 0));
+  EXPECT_THAT(decodes(4), ElementsAre(0, 1, 2, 0));
   set("decode-1-1", node_state::suspect);
-  EXPECT_THAT(next(3), ElementsAre(2, 0, 2)) << "one rank is enough to leave a replica out";
+  EXPECT_THAT(decodes(3), ElementsAre(2, 0, 2)) << "one rank is enough to leave a replica out";
   set("decode-1-1", node_state::up);
-  EXPECT_THAT(next(3), ElementsAre(0, 1, 2));
+  EXPECT_THAT(decodes(3), ElementsAre(0, 1, 2));
 }
 
 TEST_F(router_of_a_cluster, least_queue_length_counts_the_last_heartbeat_and_placements_since) {
@@ -116,19 +68,19 @@ TEST_F(router_of_a_cluster, least_queue_length_counts_the_last_heartbeat_and_pla
   beat("decode-0-0", 4);
   beat("decode-1-0", 1);
   beat("decode-2-0", 3);
-  EXPECT_THAT(next(2), ElementsAre(1, 1));
+  EXPECT_THAT(decodes(2), ElementsAre(1, 1));
   EXPECT_EQ(routes.queue_length("decode", 1), 3u);
   beat("decode-1-0", 7);
-  EXPECT_THAT(next(3), ElementsAre(2, 0, 2)) << "equally long ones take turns";
+  EXPECT_THAT(decodes(3), ElementsAre(2, 0, 2)) << "equally long ones take turns";
   beat("decode-0-1", 50);
   beat("decode-2-0", 9);
-  EXPECT_EQ(next(), 1u) << "a replica is as busy as its busiest rank";
+  EXPECT_EQ(decode(), 1u) << "a replica is as busy as its busiest rank";
 }
 
 TEST_F(router_of_a_cluster, idle_replicas_share_evenly_between_two_heartbeats) {
   routes = router{demo_routes(placement_policy::least_queue_length)};
   all_up();
-  next(30);
+  decodes(30);
   for (std::uint32_t replica : {0u, 1u, 2u}) EXPECT_EQ(routes.queue_length("decode", replica), 10u);
 }
 
@@ -136,7 +88,7 @@ TEST_F(router_of_a_cluster,
        a_finished_request_leaves_the_queue_whether_or_not_a_heartbeat_counted_it) {
   routes = router{demo_routes(placement_policy::least_queue_length)};
   all_up();
-  next(3);  // r1 -> 0, r2 -> 1, r3 -> 2
+  decodes(3);  // r1 -> 0, r2 -> 1, r3 -> 2
   routes.finished("r1");
   EXPECT_EQ(routes.queue_length("decode", 0), 0u);
   routes.finished("r1");
@@ -164,7 +116,7 @@ TEST_F(router_of_a_cluster, random_reaches_every_replica_and_repeats_from_its_se
   const auto draw = [&] {
     routes = router{demo_routes(placement_policy::random)};
     all_up();
-    return next(200);
+    return decodes(200);
   };
   const auto first = draw();
   EXPECT_EQ(first, draw());
@@ -324,7 +276,7 @@ TEST_F(router_of_a_cluster, remembers_a_bounded_number_of_placed_requests) {
   routes = router{o};
   all_up();
   for (int i = 0; i < 100; ++i) {
-    next();
+    decode();
     if (i % 3 == 0) routes.finished("r" + std::to_string(i));
     ASSERT_LE(routes.tracked(), 10u);
   }
@@ -351,9 +303,8 @@ TEST_P(any_routing, never_places_on_a_node_that_is_not_up_and_serves_every_ticke
       for (std::size_t rank = 0; rank < side->size(); ++rank) {
         const node_info& n = (*side)[rank];
         ASSERT_EQ(n.rank, rank);
-        const auto it =
-            std::ranges::find(members.members, n.name, [](const member& m) { return m.node.name; });
-        ASSERT_NE(it, members.members.end());
+        const auto* it = find(n.name);
+        ASSERT_NE(it, nullptr);
         ASSERT_EQ(node_state_from(it->state), node_state::up) << n.name;
         ASSERT_EQ(it->node.incarnation, n.incarnation) << n.name;
       }

@@ -71,8 +71,9 @@ struct routed_cluster {
     ++members.epoch;
     routes.update(members, now);
   }
-  void set(const std::string& name, node_state state, std::uint64_t incarnation = 1) {
-    note(name, state, incarnation);
+  void set(const std::string& name, node_state state, std::uint64_t incarnation = 1,
+           std::uint32_t queue = 0) {
+    note(name, state, incarnation, queue);
     tell();
   }
   void all_up() {
