@@ -2,9 +2,7 @@
 // take long or use much memory.
 
 #include <chrono>
-#include <fstream>
 #include <random>
-#include <sstream>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -12,6 +10,7 @@
 
 #include "troupe/config/parse.hpp"
 
+#include "text_of.hpp"
 #include "waiting.hpp"
 
 namespace troupe::config {
@@ -21,10 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 std::string example() {
-  std::ifstream file{TROUPE_SOURCE_DIR "/deploy/examples/store.yaml"};
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  return troupe::testing::text_of(TROUPE_SOURCE_DIR "/deploy/examples/store.yaml");
 }
 
 /// "*aN", and "aN: &aN ".

@@ -24,6 +24,7 @@
 
 #include "command.hpp"
 #include "process_tree.hpp"
+#include "text_of.hpp"
 
 namespace {
 
@@ -70,8 +71,7 @@ class begun : public ::testing::Test {
     return node.reads_until([&] { return count_in(node.err(), registered) > before; });
   }
   [[nodiscard]] static std::string arguments_of(pid_t pid) {
-    std::ifstream in{"/proc/" + std::to_string(pid) + "/cmdline", std::ios::binary};
-    std::string all{std::istreambuf_iterator<char>{in}, {}};
+    auto all = text_of("/proc/" + std::to_string(pid) + "/cmdline");
     std::ranges::replace(all, '\0', ' ');
     return all;
   }
@@ -376,9 +376,7 @@ TEST_F(begun, a_node_goes_on_in_the_background_once_what_it_was_given_is_right) 
   EXPECT_EQ(began.out + began.err, "");
   const auto pid = supervisor.wait();
   ASSERT_GT(pid, 0);
-  std::ifstream log{folder.path() + "/it.log"};
-  const std::string written{std::istreambuf_iterator<char>{log}, {}};
-  EXPECT_THAT(written, HasSubstr("keeps no state file"));
+  EXPECT_THAT(text_of(folder.path() + "/it.log"), HasSubstr("keeps no state file"));
   auto node = launch("cache-0");
   ASSERT_TRUE(registers(*node)) << node->err();
   EXPECT_EQ(supervisor.pid(), pid);

@@ -2,7 +2,6 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,20 +9,18 @@
 #include "troupe/actors/door/certificates.hpp"
 
 #include "command.hpp"
+#include "text_of.hpp"
 
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
 using troupe::testing::run;
+using troupe::testing::text_of;
 
 class certs : public ::testing::Test {
  protected:
   std::string dir() const { return folder_.path() + "/certs"; }
-  static std::string text_of(const std::string& path) {
-    std::ifstream in{path};
-    return {std::istreambuf_iterator<char>{in}, {}};
-  }
   troupe::testing::scratch_folder folder_;
 };
 

@@ -5,7 +5,6 @@
 #include <csignal>
 #include <fstream>
 #include <future>
-#include <iterator>
 #include <mutex>
 #include <thread>
 
@@ -17,6 +16,7 @@
 #include "troupe/deploy/reference_engine/calls.hpp"
 
 #include "command.hpp"
+#include "text_of.hpp"
 
 namespace {
 
@@ -185,9 +185,8 @@ TEST_F(drained, a_node_leaves_under_load_and_no_request_fails) {
   EXPECT_EQ(status.at("reason"), "drained");
   EXPECT_THAT(run({"status", file_}).out, HasSubstr("decode-0 is down: drained"));
   stop();
-  std::ifstream log{folder_.path() + "/decode-0.log"};
-  const std::string text{std::istreambuf_iterator<char>{log}, {}};
-  EXPECT_THAT(text, HasSubstr("decode-0 was drained and leaves"));
+  EXPECT_THAT(text_of(folder_.path() + "/decode-0.log"),
+              HasSubstr("decode-0 was drained and leaves"));
 }
 
 TEST_F(drained, a_node_is_leaving_for_as_long_as_a_request_of_its_has_not_ended) {

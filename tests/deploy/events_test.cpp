@@ -2,7 +2,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <sstream>
 #include <thread>
@@ -12,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.hpp"
+#include "text_of.hpp"
 
 // `troupe events` with processes that come, are killed and are started again.
 namespace {
@@ -159,8 +159,7 @@ TEST(events, without_a_supervisor_or_of_another_cluster_end_with_one) {
   EXPECT_EQ(nobody.code, 1);
   EXPECT_THAT(nobody.err, HasSubstr("troupe events: peer_unreachable"));
   const auto supervisor = supervisor_of(file);
-  std::ifstream in{file.path()};
-  std::string text{std::istreambuf_iterator<char>{in}, {}};
+  auto text = text_of(file.path());
   text.replace(text.find("cluster: "), text.find('\n') - text.find("cluster: "), "cluster: other");
   const scratch_folder folder;
   const auto other = folder.path() + "/other.yaml";

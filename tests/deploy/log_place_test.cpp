@@ -1,22 +1,16 @@
 #include <csignal>
-#include <filesystem>
-#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "command.hpp"
+#include "text_of.hpp"
 
 // Where logs go: --log-file of `node` and --log-dir of `up` create missing folders.
 namespace {
 
 using ::testing::HasSubstr;
 using namespace troupe::testing;
-
-std::string text_of(const std::string& path) {
-  std::ifstream in{path};
-  return {std::istreambuf_iterator<char>{in}, {}};
-}
 
 TEST(log_place, of_a_node_is_made_with_its_folders) {
   const deployment_on_disk file{free_port()};

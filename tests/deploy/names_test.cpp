@@ -1,5 +1,3 @@
-#include <fstream>
-#include <iterator>
 #include <regex>
 #include <set>
 
@@ -8,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.hpp"
+#include "text_of.hpp"
 
 // The names of the command's processes in ps, top and pgrep.
 namespace {
@@ -15,19 +14,14 @@ namespace {
 using ::testing::StartsWith;
 using namespace troupe::testing;
 
-std::string read(const std::string& path) {
-  std::ifstream in{path};
-  return {std::istreambuf_iterator<char>{in}, {}};
-}
-
 std::string comm_of(pid_t pid) {
-  auto text = read("/proc/" + std::to_string(pid) + "/comm");
+  auto text = text_of("/proc/" + std::to_string(pid) + "/comm");
   if (!text.empty()) text.pop_back();
   return text;
 }
 
 std::string command_line_of(pid_t pid) {
-  auto text = read("/proc/" + std::to_string(pid) + "/cmdline");
+  auto text = text_of("/proc/" + std::to_string(pid) + "/cmdline");
   for (auto& c : text)
     if (c == '\0') c = ' ';
   return text;

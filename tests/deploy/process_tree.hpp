@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstddef>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <system_error>
@@ -15,6 +14,7 @@
 
 #include <sys/types.h>
 
+#include "text_of.hpp"
 #include "waiting.hpp"
 
 namespace troupe::testing {
@@ -25,10 +25,7 @@ struct process_standing {
 };
 
 inline process_standing standing_of(const std::string& number) {
-  std::ifstream in{"/proc/" + number + "/stat"};
-  std::ostringstream text;
-  text << in.rdbuf();
-  const auto stat = text.str();
+  const auto stat = text_of("/proc/" + number + "/stat");
   const auto name_end = stat.rfind(')');  // the name may contain anything
   process_standing found;
   if (name_end == std::string::npos) return found;

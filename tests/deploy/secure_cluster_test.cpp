@@ -32,6 +32,7 @@
 
 #include "command.hpp"
 #include "process_memory.hpp"
+#include "text_of.hpp"
 
 namespace {
 
@@ -154,8 +155,7 @@ class secured : public ::testing::TestWithParam<std::string> {
     ASSERT_TRUE(up_->says("4 nodes are up")) << up_->out() << up_->err();
   }
   [[nodiscard]] std::string log_of(const std::string& node) const {
-    std::ifstream in{folder_.path() + "/" + node + ".log"};
-    return {std::istreambuf_iterator<char>{in}, {}};
+    return text_of(folder_.path() + "/" + node + ".log");
   }
   scratch_folder folder_;
   std::optional<credentials> given_;
@@ -333,8 +333,7 @@ void send_all(int fd, const std::string& bytes) {
 
 /// Of all threads of the process.
 double cpu_seconds(pid_t pid) {
-  std::ifstream in{"/proc/" + std::to_string(pid) + "/stat"};
-  std::string text{std::istreambuf_iterator<char>{in}, {}};
+  const auto text = text_of("/proc/" + std::to_string(pid) + "/stat");
   std::istringstream rest{text.substr(text.rfind(')') + 2)};
   std::string skipped;
   for (int i = 0; i < 11; ++i) rest >> skipped;

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <thread>
@@ -14,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.hpp"
+#include "text_of.hpp"
 
 namespace {
 
@@ -150,8 +150,7 @@ TEST(status, of_a_file_whose_port_another_cluster_has_fails_and_names_both) {
   const deployment_on_disk file{free_port()};
   command up{{"up", file.path(), "--only", "supervisor"}};
   ASSERT_TRUE(up.says("1 node is up")) << up.out() << up.err();
-  std::ifstream in{file.path()};
-  std::string text{std::istreambuf_iterator<char>{in}, {}};
+  auto text = text_of(file.path());
   text.replace(text.find("cluster: "), text.find('\n') - text.find("cluster: "), "cluster: other");
   const auto other = file.path() + ".other.yaml";
   std::ofstream{other} << text;

@@ -1,5 +1,3 @@
-#include <filesystem>
-#include <iterator>
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -8,18 +6,15 @@
 #include "troupe/io/descriptor.hpp"
 
 #include "agents.hpp"
+#include "open_descriptors.hpp"
 
 // How transfers, peers and agents end.
 namespace troupe::io {
 
+using testing::open_descriptors;
 using transport::direction;
 
 namespace {
-
-std::size_t open_descriptors() {
-  const std::filesystem::directory_iterator all{"/proc/self/fd"};
-  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
-}
 
 /// A listener that accepts connections and stays silent, and a descriptor that leads to it.
 struct silent_listener {

@@ -7,14 +7,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "block_ids.hpp"
+
 namespace troupe::kvcache {
 namespace {
-
-std::vector<block_id> ids(std::initializer_list<std::uint32_t> numbers) {
-  std::vector<block_id> all;
-  for (const auto n : numbers) all.push_back({n});
-  return all;
-}
 
 TEST(block_list, runs_name_the_same_blocks_in_the_same_order) {
   const auto blocks = ids({5, 6, 7, 3, 4, 4, 4'294'967'295U, 0, 1});

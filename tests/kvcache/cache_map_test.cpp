@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "block_ids.hpp"
 #include "random_layouts.hpp"
 
 namespace troupe::kvcache {
@@ -22,12 +23,6 @@ cache_layout make(const arrangement& how, std::uint32_t blocks = 64) {
   shape.layers = attention_layers(layer_count, 2, 8);
   shape.blocks = blocks;
   return make_layout(shape, how).value();
-}
-
-std::vector<block_id> ids(std::initializer_list<std::uint32_t> numbers) {
-  std::vector<block_id> all;
-  for (const auto n : numbers) all.push_back({n});
-  return all;
 }
 
 TEST(cache_map, holds_the_blocks_of_the_tokens_in_every_layer_and_no_other) {

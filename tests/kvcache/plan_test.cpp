@@ -7,6 +7,8 @@
 
 #include "troupe/kvcache/tp_map.hpp"
 
+#include "block_ids.hpp"
+
 namespace troupe::kvcache {
 namespace {
 
@@ -39,12 +41,6 @@ cache_layout make(const side& s) {
 
 transfer_geometry between(const side& local, const side& remote) {
   return transfer_geometry::create(make(local), make(remote), data_flow::to_remote).value();
-}
-
-std::vector<block_id> ids(std::initializer_list<std::uint32_t> numbers) {
-  std::vector<block_id> blocks;
-  for (const auto n : numbers) blocks.push_back(block_id{n});
-  return blocks;
 }
 
 std::vector<block_id> run(std::uint32_t first, std::uint32_t count) {

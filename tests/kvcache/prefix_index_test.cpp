@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "block_ids.hpp"
 #include "random_layouts.hpp"
 
 namespace troupe::kvcache {
@@ -20,12 +21,6 @@ std::vector<token_id> text(const char* letters) {
   std::vector<token_id> tokens;
   for (; *letters != '\0'; ++letters) tokens.push_back(static_cast<token_id>(*letters));
   return tokens;
-}
-
-std::vector<block_id> ids(std::initializer_list<std::uint32_t> numbers) {
-  std::vector<block_id> blocks;
-  for (const auto n : numbers) blocks.push_back(block_id{n});
-  return blocks;
 }
 
 std::uint64_t always_zero(std::uint64_t, std::span<const token_id>) {

@@ -4,8 +4,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -14,6 +12,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "text_of.hpp"
 #include "waiting.hpp"
 
 /// Supervisors that processes start on demand, and that would outlive the test.
@@ -66,11 +65,6 @@ class begun_supervisor {
   }
 
  private:
-  static std::string text_of(const std::string& path) {
-    std::ostringstream text;
-    text << std::ifstream{path}.rdbuf();
-    return text.str();
-  }
   std::string cluster_;
 };
 

@@ -16,7 +16,6 @@
 #include <memory>
 #include <new>
 #include <set>
-#include <sstream>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -40,6 +39,7 @@
 
 #include "sanitized.hpp"
 #include "scratch_folder.hpp"
+#include "text_of.hpp"
 #include "waiting.hpp"
 
 namespace troupe::actors {
@@ -51,6 +51,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using troupe::testing::comes_true;
 using troupe::testing::slowness;
+using troupe::testing::text_of;
 using troupe::testing::wait_limit;
 namespace fs = std::filesystem;
 
@@ -132,10 +133,7 @@ class begun_by_need : public ::testing::Test {
   }
   /// Returns false for a zombie.
   static bool runs(pid_t pid) {
-    std::ifstream in{"/proc/" + std::to_string(pid) + "/stat"};
-    std::ostringstream text;
-    text << in.rdbuf();
-    const auto stat = text.str();
+    const auto stat = text_of("/proc/" + std::to_string(pid) + "/stat");
     const auto name_end = stat.rfind(')');
     return name_end != std::string::npos && name_end + 2 < stat.size() && stat[name_end + 2] != 'Z';
   }
@@ -143,12 +141,6 @@ class begun_by_need : public ::testing::Test {
     std::error_code failed;
     const auto program = fs::read_symlink("/proc/" + std::to_string(pid) + "/exe", failed);
     return !failed && program.filename() == fs::path{SUPERVISOR_DOUBLE}.filename();
-  }
-  /// The content of the notice, or of another file.
-  [[nodiscard]] static std::string text_of(const std::string& file) {
-    std::ostringstream text;
-    text << std::ifstream{file}.rdbuf();
-    return text.str();
   }
   [[nodiscard]] seen_notice look() const {
     auto seen = look_at_notice(cluster, of);

@@ -3,16 +3,13 @@
 #include <csignal>
 
 #include "door_tls_fixture.hpp"
+#include "text_of.hpp"
 
 namespace troupe::actors {
 namespace {
 
 using namespace testing;
-
-std::string text_of(const std::string& path) {
-  std::ifstream in{path};
-  return {std::istreambuf_iterator<char>{in}, {}};
-}
+using troupe::testing::text_of;
 
 mode_t mode_of(const std::string& path) {
   struct stat about {};
@@ -168,8 +165,7 @@ TEST(certificates, what_lies_where_a_renewed_one_is_written_is_not_written_throu
   const auto elsewhere = place.write("elsewhere", "untouched");
   ASSERT_EQ(::symlink(elsewhere.c_str(), (folder + "/node.key.new").c_str()), 0);
   ASSERT_TRUE(renew_certificates(folder, 30));
-  std::ifstream in{elsewhere};
-  EXPECT_EQ((std::string{std::istreambuf_iterator<char>{in}, {}}), "untouched");
+  EXPECT_EQ(text_of(elsewhere), "untouched");
   EXPECT_FALSE(std::filesystem::is_symlink(folder + "/node.key"));
 }
 

@@ -27,6 +27,7 @@
 #include "troupe/actors/door/door.hpp"
 #include "troupe/transport/owned_fd.hpp"
 
+#include "open_descriptors.hpp"
 #include "process_memory.hpp"
 #include "sanitized.hpp"
 #include "scratch_folder.hpp"
@@ -39,6 +40,7 @@ using transport::owned_fd;
 using clock = std::chrono::steady_clock;
 using troupe::testing::comes_true;
 using troupe::testing::end_of_wait;
+using troupe::testing::open_descriptors;
 using troupe::testing::resident_bytes;
 using troupe::testing::wait_limit;
 
@@ -229,12 +231,6 @@ inline double busy_for(std::chrono::milliseconds time) {
   const auto used = cpu_time();
   std::this_thread::sleep_for(time);
   return std::chrono::duration<double>{cpu_time() - used} / (clock::now() - began);
-}
-
-inline std::size_t open_descriptors() {
-  std::size_t n = 0;
-  for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator{"/proc/self/fd"}) ++n;
-  return n;
 }
 
 }  // namespace troupe::actors::testing

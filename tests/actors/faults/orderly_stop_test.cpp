@@ -1,8 +1,6 @@
 // A node that stops in good order is not a broken link: its peers report that it left, and rebuild
 // nothing.
 
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +9,7 @@
 
 #include "cluster_fixture.hpp"
 #include "scratch_folder.hpp"
+#include "text_of.hpp"
 #include "ways.hpp"
 
 namespace troupe::testing {
@@ -82,13 +81,6 @@ void log_to(const std::string& file, const std::string& name) {
   log.node = name;
   log.file = file;
   EXPECT_TRUE(actors::init_logging(log));
-}
-
-std::string text_of(const std::string& file) {
-  std::ifstream in{file};
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
 }
 
 int count(const std::string& text, const std::string& what) {

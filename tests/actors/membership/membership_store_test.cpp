@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "scratch_folder.hpp"
+#include "text_of.hpp"
 #include "waiting.hpp"
 
 namespace troupe::actors {
@@ -22,6 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
+using troupe::testing::text_of;
 namespace fs = std::filesystem;
 
 membership_record with_epoch(std::uint64_t limit) {
@@ -53,10 +55,6 @@ struct state_file : ::testing::Test {
     return store ? std::move(*store) : nullptr;
   }
   void put(const std::string& text) const { std::ofstream{path, std::ios::binary} << text; }
-  [[nodiscard]] static std::string text_of(const std::string& file) {
-    std::ifstream in{file, std::ios::binary};
-    return {std::istreambuf_iterator<char>{in}, {}};
-  }
 };
 
 TEST_F(state_file, that_is_not_there_is_made_and_what_was_saved_last_is_found_by_the_next) {

@@ -2,6 +2,8 @@
 // 2,048 layers needs as many grants per transfer. Transfers wait for each other, and all of them
 // end as done.
 
+#include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -52,80 +54,67 @@ int offer_all(const cluster& c, const way& how, line_channel& channel) {
   return 0;
 }
 
-class full_link : public ::testing::TestWithParam<way> {};
+/// A prefill node that has offered every request, and a decode node with a block for each.
+class full_link : public ::testing::TestWithParam<way> {
+ protected:
+  const way how = GetParam();
+  std::unique_ptr<cluster> c;
+  std::unique_ptr<forked> prefill;
+  std::unique_ptr<own_cache> own;
+  std::unique_ptr<listener> events;
+  std::vector<operation_id> receives;
+
+  void SetUp() override {
+    if (const auto why = why_engine_memory_does_not_move(how.backend)) GTEST_SKIP() << *why;
+    auto options = unhurried(options_of(how));
+    options.model = short_one.model();
+    c = std::make_unique<cluster>(options);
+    prefill = std::make_unique<forked>(
+        [this](line_channel& channel) { return offer_all(*c, how, channel); });
+    auto wide = short_one;
+    wide.tokens = static_cast<std::uint32_t>(requests(how)) * block_tokens;
+    own = std::make_unique<own_cache>(*c, "decode-0", wide);
+    ASSERT_NE(own->node(), nullptr);
+    ASSERT_EQ(prefill->channel().hear(), "offered");
+    events = std::make_unique<listener>(*own->node());
+  }
+  void receive_all(std::chrono::milliseconds deadline_of_last = 0ms) {
+    for (int i = 0; i < requests(how); ++i) {
+      const std::vector<block_id> block{{static_cast<std::uint32_t>(i)}};
+      const auto deadline = i + 1 == requests(how) ? deadline_of_last : 0ms;
+      const auto asked = own->node()->receive(
+          {request(i), {"prefill-0"}, mode_of(how), block_tokens, 0, block, 0, deadline});
+      ASSERT_TRUE(asked) << to_string(asked.error());
+      receives.push_back(*asked);
+    }
+  }
+};
 
 TEST_P(full_link, serves_those_that_wait_for_room_when_others_have_ended) {
-  const auto how = GetParam();
-  if (const auto why = why_engine_memory_does_not_move(how.backend)) GTEST_SKIP() << *why;
-  auto options = unhurried(options_of(how));
-  options.model = short_one.model();
-  cluster c{options};
-  forked prefill{[&](line_channel& channel) { return offer_all(c, how, channel); }};
-  auto wide = short_one;
-  wide.tokens = static_cast<std::uint32_t>(requests(how)) * block_tokens;  // a block for each
-  const own_cache own{c, "decode-0", wide};
-  ASSERT_NE(own.node(), nullptr);
-  auto& node = *own.node();
-  ASSERT_EQ(prefill.channel().hear(), "offered");
-  listener events{node};
-  std::vector<operation_id> receives;
-  for (int i = 0; i < requests(how); ++i) {
-    const auto asked = node.receive({request(i),
-                                     {"prefill-0"},
-                                     mode_of(how),
-                                     block_tokens,
-                                     0,
-                                     {block_id{static_cast<std::uint32_t>(i)}}});
-    ASSERT_TRUE(asked) << to_string(asked.error());
-    receives.push_back(*asked);
-  }
-  ASSERT_TRUE(events.moving(receives.size()));
-  prefill.channel().say("seal");
-  cache_bytes cache{node};
+  receive_all();
+  ASSERT_EQ(receives.size(), static_cast<std::size_t>(requests(how)));
+  ASSERT_TRUE(events->moving(receives.size()));
+  prefill->channel().say("seal");
+  cache_bytes cache{*own->node()};
   for (std::size_t i = 0; i < receives.size(); ++i) {
-    ASSERT_TRUE(events.unpinned(receives[i])) << i;
-    EXPECT_EQ(events.of(receives[i]).done, 1) << to_string(events.of(receives[i]).why);
+    ASSERT_TRUE(events->unpinned(receives[i])) << i;
+    EXPECT_EQ(events->of(receives[i]).done, 1) << to_string(events->of(receives[i]).why);
     EXPECT_EQ(cache.differing({block_id{static_cast<std::uint32_t>(i)}}, 0, block_tokens, 7), 0U);
   }
-  EXPECT_EQ(prefill.channel().hear(), "done");
+  EXPECT_EQ(prefill->channel().hear(), "done");
 }
 
 /// In read mode the side that offers would wait instead.
 class crowded_link : public full_link {};
 
 TEST_P(crowded_link, lets_who_waits_go_at_its_deadline) {
-  const auto how = GetParam();
-  if (const auto why = why_engine_memory_does_not_move(how.backend)) GTEST_SKIP() << *why;
-  auto options = unhurried(options_of(how));
-  options.model = short_one.model();
-  cluster c{options};
-  forked prefill{[&](line_channel& channel) { return offer_all(c, how, channel); }};
-  auto wide = short_one;
-  wide.tokens = static_cast<std::uint32_t>(requests(how)) * block_tokens;
-  const own_cache own{c, "decode-0", wide};
-  ASSERT_NE(own.node(), nullptr);
-  auto& node = *own.node();
-  ASSERT_EQ(prefill.channel().hear(), "offered");
-  listener events{node};
-  std::vector<operation_id> receives;
-  for (int i = 0; i < requests(how); ++i) {
-    const bool last = i + 1 == requests(how);
-    const auto asked = node.receive({request(i),
-                                     {"prefill-0"},
-                                     mode_of(how),
-                                     block_tokens,
-                                     0,
-                                     {block_id{static_cast<std::uint32_t>(i)}},
-                                     0,
-                                     last ? 300ms : 0ms});
-    ASSERT_TRUE(asked) << to_string(asked.error());
-    receives.push_back(*asked);
-  }
-  ASSERT_TRUE(events.unpinned(receives.back()));
-  EXPECT_EQ(events.of(receives.back()).why.code, errc::deadline)
-      << to_string(events.of(receives.back()).why);
-  ASSERT_TRUE(node.abort(receives.front(), "seen"));
-  ASSERT_TRUE(events.unpinned(receives.front()));
+  receive_all(300ms);
+  ASSERT_EQ(receives.size(), static_cast<std::size_t>(requests(how)));
+  ASSERT_TRUE(events->unpinned(receives.back()));
+  EXPECT_EQ(events->of(receives.back()).why.code, errc::deadline)
+      << to_string(events->of(receives.back()).why);
+  ASSERT_TRUE(own->node()->abort(receives.front(), "seen"));
+  ASSERT_TRUE(events->unpinned(receives.front()));
 }
 
 /// Without rdma: binding windows on an emulated device is so slow that the tests would do nothing

@@ -3,13 +3,12 @@
 #include "troupe/actors/logging.hpp"
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include <gmock/gmock.h>
 #include <spdlog/spdlog.h>
 
 #include "scratch_folder.hpp"
+#include "text_of.hpp"
 
 namespace troupe::actors {
 namespace {
@@ -39,9 +38,7 @@ class log_lines : public ::testing::Test {
     log->warn("d");
     log->error("e");
     log->flush();
-    std::ostringstream text;
-    text << std::ifstream{file}.rdbuf();
-    return text.str();
+    return troupe::testing::text_of(file);
   }
 };
 

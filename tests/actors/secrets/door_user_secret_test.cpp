@@ -5,8 +5,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,23 +15,20 @@
 #include <unistd.h>
 
 #include "scratch_folder.hpp"
+#include "text_of.hpp"
 
 namespace troupe::actors {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using troupe::testing::text_of;
 
 class secret_of_a_user : public ::testing::Test {
  protected:
   secret_of_a_user() {
     ::setenv("XDG_STATE_HOME", state.c_str(), 1);
     ::setenv("HOME", home.c_str(), 1);
-  }
-  static std::string text_of(const std::string& path) {
-    std::ostringstream text;
-    text << std::ifstream{path}.rdbuf();
-    return text.str();
   }
   static mode_t access_of(const std::string& path) {
     struct stat about {};

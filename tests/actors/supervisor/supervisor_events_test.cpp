@@ -1,8 +1,6 @@
 // The events that the supervisor remembers and logs, read as `troupe events` reads them.
 
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 #include <caf/scoped_actor.hpp>
@@ -14,6 +12,7 @@
 
 #include "cluster_peer.hpp"
 #include "scratch_folder.hpp"
+#include "text_of.hpp"
 #include "waiting.hpp"
 
 namespace troupe::actors::testing {
@@ -177,8 +176,7 @@ TEST_F(supervisor_events, are_logged_once_each_in_the_form_that_the_readme_names
   const auto all = events().events;
   there.reset();
   ASSERT_TRUE(init_logging({}));
-  std::ifstream in{path};
-  const std::string text{std::istreambuf_iterator<char>{in}, {}};
+  const auto text = troupe::testing::text_of(path);
   ASSERT_EQ(all.size(), 3u);
   for (const auto& event : all) {
     const auto line = " supervisor supervisor: " + event_line(event) + "\n";

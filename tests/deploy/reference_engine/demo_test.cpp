@@ -4,7 +4,6 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <regex>
 #include <sstream>
 #include <string>
@@ -17,6 +16,7 @@
 
 #include "troupe/deploy/child_process.hpp"
 
+#include "text_of.hpp"
 #include "waiting.hpp"
 
 /// `troupe demo` as a user runs it: real processes, its output, its exit code, and no leftovers.
@@ -38,12 +38,7 @@ class demo_run {
   demo_run& operator=(const demo_run&) = delete;
 
   child_process& process() { return process_; }
-  [[nodiscard]] std::string output() const {
-    std::ifstream in{log_};
-    std::ostringstream text;
-    text << in.rdbuf();
-    return text.str();
-  }
+  [[nodiscard]] std::string output() const { return troupe::testing::text_of(log_); }
   /// The nodes' process ids, as the demo prints them.
   [[nodiscard]] std::vector<pid_t> nodes() const {
     std::vector<pid_t> pids;

@@ -26,6 +26,7 @@
 
 #include "cache_fixture.hpp"
 #include "scratch_folder.hpp"
+#include "text_of.hpp"
 #include "waiting.hpp"
 
 /// Real processes: one per node; the supervisor and the frontend run in the test's process.
@@ -173,10 +174,8 @@ class cluster {
 
   void print_logs() const {
     for (const auto& entry : std::filesystem::directory_iterator{folder_.path()}) {
-      std::ifstream in{entry.path()};
-      std::ostringstream text;
-      text << in.rdbuf();
-      std::cerr << "---- " << entry.path().filename() << "\n" << text.str() << "\n";
+      std::cerr << "---- " << entry.path().filename() << "\n"
+                << testing::text_of(entry.path()) << "\n";
     }
   }
 

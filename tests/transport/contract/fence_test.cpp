@@ -5,10 +5,6 @@ namespace troupe::transport::contract {
 
 namespace {
 
-errc code_of(const result<void>& r) {
-  return r ? errc{} : r.error().code;
-}
-
 void fence_and_wait(pair& p, end& e, transfer_id transfer) {
   if (e.wire->fence(transfer) == fence_state::quiescent) return;
   ASSERT_TRUE(p.until([&] { return e.sink->is_quiescent(transfer); }))

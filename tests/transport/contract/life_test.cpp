@@ -3,14 +3,6 @@
 // How links begin and end.
 namespace troupe::transport::contract {
 
-namespace {
-
-errc code_of(const result<void>& r) {
-  return r ? errc{} : r.error().code;
-}
-
-}  // namespace
-
 TEST_P(any_lanes, closing_completes_every_batch_once_and_breaks_the_peer) {
   pair p{GetParam()};
   const auto grant = p.grant(p.b, access::read_write, t1);

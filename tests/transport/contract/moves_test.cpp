@@ -29,34 +29,30 @@ std::vector<segment> awkward_segments() {
   return segments;
 }
 
-}  // namespace
-
-TEST_P(any_lanes, a_write_lands_byte_for_byte_in_both_directions) {
-  pair p{GetParam()};
+void expect_both_ends_to_move(const variant& with, direction dir) {
+  pair p{with};
   for (auto [from, to] : {std::pair{&p.a, &p.b}, std::pair{&p.b, &p.a}}) {
     fill(from->memory, 1);
     fill(to->memory, 2);
+    const bool writes = dir == direction::write;
     const auto segments = awkward_segments();
-    const auto done = p.run(
-        *from, p.make_batch(*from, direction::write, p.grant(*to, access::write, t1), segments));
+    const auto grant = p.grant(*to, writes ? access::write : access::read, t1);
+    const auto done = p.run(*from, p.make_batch(*from, dir, grant, segments));
     ASSERT_FALSE(done.failure) << to_string(*done.failure);
     EXPECT_EQ(done.bytes, total_bytes(segments));
-    expect_moved(from->memory, to->memory, segments, direction::write);
+    expect_moved(writes ? from->memory : to->memory, writes ? to->memory : from->memory, segments,
+                 dir);
   }
 }
 
+}  // namespace
+
+TEST_P(any_lanes, a_write_lands_byte_for_byte_in_both_directions) {
+  expect_both_ends_to_move(GetParam(), direction::write);
+}
+
 TEST_P(any_lanes, a_read_lands_byte_for_byte_in_both_directions) {
-  pair p{GetParam()};
-  for (auto [from, to] : {std::pair{&p.a, &p.b}, std::pair{&p.b, &p.a}}) {
-    fill(from->memory, 1);
-    fill(to->memory, 2);
-    const auto segments = awkward_segments();
-    const auto done = p.run(
-        *from, p.make_batch(*from, direction::read, p.grant(*to, access::read, t1), segments));
-    ASSERT_FALSE(done.failure) << to_string(*done.failure);
-    EXPECT_EQ(done.bytes, total_bytes(segments));
-    expect_moved(to->memory, from->memory, segments, direction::read);
-  }
+  expect_both_ends_to_move(GetParam(), direction::read);
 }
 
 TEST_P(any_lanes, bytes_beside_the_segments_stay_untouched) {

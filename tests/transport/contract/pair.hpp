@@ -297,6 +297,10 @@ inline bool is_in(std::span<const std::byte> memory, std::byte value) {
   return std::memchr(memory.data(), std::to_integer<int>(value), memory.size()) != nullptr;
 }
 
+inline errc code_of(const result<void>& r) {
+  return r ? errc{} : r.error().code;
+}
+
 class backend_contract : public ::testing::TestWithParam<variant> {};
 
 /// Behaviour that may depend on the number of lanes and on who drives them: bytes, their order,

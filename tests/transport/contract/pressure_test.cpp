@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <utility>
 
+#include "open_descriptors.hpp"
 #include "pair.hpp"
 #include "process_memory.hpp"
 
@@ -13,6 +13,7 @@ namespace troupe::transport::contract {
 namespace {
 
 using troupe::testing::allocated_bytes;
+using troupe::testing::open_descriptors;
 
 /// `count` blocks that merge on neither side: a few bytes apart here, in reverse order at the peer.
 std::vector<segment> scattered(std::uint32_t count, std::uint64_t length) {
@@ -21,14 +22,6 @@ std::vector<segment> scattered(std::uint32_t count, std::uint64_t length) {
     segments.push_back({i * (length + 3), (count - 1 - i) * (length + 5), length, 0, 0, 1});
   }
   return segments;
-}
-
-std::size_t open_descriptors() {
-  std::size_t count = 0;
-  for ([[maybe_unused]] const auto& one : std::filesystem::directory_iterator{"/proc/self/fd"}) {
-    ++count;
-  }
-  return count;
 }
 
 /// Peers that make progress only when the test polls.

@@ -5,10 +5,6 @@ namespace troupe::transport::contract {
 
 namespace {
 
-errc code_of(const result<void>& r) {
-  return r ? errc{} : r.error().code;
-}
-
 // Where the peer maps our memory, its own kernel moves the bytes: the target revokes, but a peer
 // that forges a grant has the mapping anyway. Over sockets the target checks every operation. Over
 // rdma the peer's link learns from the target's link what was granted; a peer that bypasses its own

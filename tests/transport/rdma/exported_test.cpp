@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <iterator>
 
 #include "gpu_double.hpp"
+#include "open_descriptors.hpp"
 #include "two_nodes.hpp"
 
 // How a link treats memory that was exported as a dma-buf. In the machine of tests/verbs, whose
@@ -16,13 +15,10 @@ namespace {
 
 using contract::end;
 using contract::t1;
+using testing::open_descriptors;
 using namespace std::chrono_literals;
 
 constexpr std::uint64_t size = rdma::exported::size;
-
-std::ptrdiff_t open_descriptors() {
-  return std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, {});
-}
 
 /// Two nodes with a link between rxe0a and rxe0b. They are told that only devices can access their
 /// memory. (The bytes are in pages of their own, so that the test can read them.)

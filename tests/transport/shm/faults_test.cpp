@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <string>
 
 #include <sys/resource.h>
@@ -9,6 +8,7 @@
 
 #include "troupe/transport/shm/wire.hpp"
 
+#include "open_descriptors.hpp"
 #include "process_memory.hpp"
 #include "processes.hpp"
 #include "sanitized.hpp"
@@ -17,6 +17,8 @@
 
 namespace troupe::transport::shm_test {
 namespace {
+
+using troupe::testing::open_descriptors;
 
 constexpr incarnation ours{101};
 constexpr incarnation theirs{202};
@@ -293,11 +295,6 @@ TEST(shm_faults, a_stranger_with_a_wrong_token_is_closed_and_the_real_peer_still
 
   ASSERT_TRUE(dialer.to_peer->connect(offer));
   EXPECT_TRUE(eventually([&] { return dialer.said->ups() == 1 && acceptor.said->ups() == 1; }));
-}
-
-std::size_t open_descriptors() {
-  return static_cast<std::size_t>(
-      std::distance(std::filesystem::directory_iterator{"/proc/self/fd"}, {}));
 }
 
 /// Whether the real peer gets in before earlier connections that stay silent are given up.

@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -31,6 +30,7 @@
 #include "troupe/transport/tcp/wire.hpp"
 
 #include "lane_by_hand.hpp"
+#include "open_descriptors.hpp"
 #include "process_memory.hpp"
 #include "waiting.hpp"
 
@@ -39,16 +39,9 @@ namespace troupe::transport::tcp {
 using namespace std::chrono_literals;
 using clock = std::chrono::steady_clock;
 using troupe::testing::comes_true;
+using troupe::testing::open_descriptors;
 using troupe::testing::resident_bytes;
 using troupe::testing::wait_limit;
-
-inline std::size_t open_descriptors() {
-  std::size_t count = 0;
-  auto* folder = ::opendir("/proc/self/fd");
-  while (::readdir(folder) != nullptr) ++count;
-  ::closedir(folder);
-  return count;
-}
 
 struct quiet_sink final : link_sink {
   void on_up() override { up = true; }
