@@ -80,7 +80,7 @@ class full_link : public ::testing::TestWithParam<way> {
   }
   void receive_all(std::chrono::milliseconds deadline_of_last = 0ms) {
     for (int i = 0; i < requests(how); ++i) {
-      const std::vector<block_id> block{{static_cast<std::uint32_t>(i)}};
+      const std::vector block{block_id{static_cast<std::uint32_t>(i)}};
       const auto deadline = i + 1 == requests(how) ? deadline_of_last : 0ms;
       const auto asked = own->node()->receive(
           {request(i), {"prefill-0"}, mode_of(how), block_tokens, 0, block, 0, deadline});
