@@ -307,7 +307,6 @@ result<std::byte*> gpu_double::open_memory(std::uint32_t device, const memory_ha
   memory_[base] = {
       {.device = device, .base = base, .size = wanted.size, .id = wanted.id}, fd, true};
   ++open_now_;
-  ++opened_ever_;
   return base;
 }
 

@@ -45,7 +45,6 @@ class gpu_double : public gpu_runtime {
   [[nodiscard]] std::uint64_t launched(copy_way way) const;
   [[nodiscard]] std::uint64_t engine_copies() const { return engine_copies_; }
   [[nodiscard]] std::uint64_t open_now() const { return open_now_; }
-  [[nodiscard]] std::uint64_t opened_ever() const { return opened_ever_; }
   /// Whether memory that `allocate` made at `base` is not released yet.
   [[nodiscard]] bool holds(const std::byte* base) const {
     const auto found = find(base);
@@ -139,7 +138,7 @@ class gpu_double : public gpu_runtime {
   std::array<std::atomic<std::uint64_t>, 4> launched_{};
   std::atomic<std::size_t> may_pin_{SIZE_MAX};
   std::atomic<std::uint64_t> pinned_now_{0}, launches_{0};
-  std::atomic<std::uint64_t> engine_copies_{0}, open_now_{0}, opened_ever_{0}, exported_{0};
+  std::atomic<std::uint64_t> engine_copies_{0}, open_now_{0}, exported_{0};
   std::atomic<std::uint64_t> events_open_now_{0}, events_opened_ever_{0}, events_closed_early_{0};
   std::atomic<std::uint64_t> standing_{0};
 };
