@@ -9,6 +9,7 @@
 #include "troupe/io/descriptor.hpp"
 
 #include "agents.hpp"
+#include "fails_with.hpp"
 #include "rude_host.hpp"
 #include "scratch_folder.hpp"
 
@@ -16,6 +17,7 @@
 namespace troupe::io {
 
 using transport::direction;
+using troupe::testing::fails_with;
 
 namespace {
 
@@ -217,9 +219,7 @@ TEST(strangers_test, agents_with_a_secret_know_each_other_by_it) {
 
 TEST(strangers_test, without_tls_an_agent_listens_at_loopback_only) {
   const auto made = agent::create({.name = "a", .host = "0.0.0.0"});
-  ASSERT_FALSE(made);
-  EXPECT_EQ(made.error().code, errc::invalid_config);
-  EXPECT_THAT(made.error().message, ::testing::HasSubstr("tls"));
+  ASSERT_THAT(made, fails_with(errc::invalid_config, ::testing::HasSubstr("tls")));
 }
 
 TEST(strangers_test, an_address_that_nobody_can_dial_is_refused) {
@@ -227,9 +227,7 @@ TEST(strangers_test, an_address_that_nobody_can_dial_is_refused) {
     agent_options options{.name = "a", .host = host};
     options.security.how = actors::door_security::mode::tls;
     const auto made = agent::create(std::move(options));
-    ASSERT_FALSE(made);
-    EXPECT_EQ(made.error().code, errc::invalid_config);
-    EXPECT_THAT(made.error().message, ::testing::HasSubstr("no peer can dial"));
+    ASSERT_THAT(made, fails_with(errc::invalid_config, ::testing::HasSubstr("no peer can dial")));
   }
 }
 

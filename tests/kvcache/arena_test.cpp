@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "fails_with.hpp"
 #include "random_layouts.hpp"
 #include "sanitized.hpp"
 
@@ -13,6 +14,7 @@ namespace {
 
 using testing::dice;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 TEST(arena, the_smallest_gap_that_fits_is_taken_and_of_equals_the_lowest) {
   arena a{150};
@@ -57,9 +59,8 @@ TEST(arena, what_does_not_fit_is_exhausted_and_the_sentence_has_the_largest_gap)
   ASSERT_TRUE(a.allocate(30, 1));
   ASSERT_TRUE(a.free(x));
   const auto refused = a.allocate(40, 1);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::pool_exhausted);
-  EXPECT_THAT(refused.error().message, HasSubstr("60 of 90 are free, the largest gap has 30"));
+  ASSERT_THAT(refused, fails_with(errc::pool_exhausted,
+                                  HasSubstr("60 of 90 are free, the largest gap has 30")));
   EXPECT_FALSE(a.allocate(~0ULL, 1));
   EXPECT_EQ(a.allocate(10, std::uint64_t{1} << 63U).value().offset, 0U);
   EXPECT_FALSE(a.allocate(10, std::uint64_t{1} << 63U));
@@ -79,9 +80,7 @@ TEST(arena, double_stale_inner_and_foreign_frees_are_errors_that_say_which) {
   const auto y = a.allocate(30, 1).value();
   const auto refused = [&](const arena_range& range, const char* why) {
     const auto freed = a.free(range);
-    ASSERT_FALSE(freed);
-    EXPECT_EQ(freed.error().code, errc::not_found);
-    EXPECT_THAT(freed.error().message, HasSubstr(why));
+    ASSERT_THAT(freed, fails_with(errc::not_found, HasSubstr(why)));
   };
   refused({y.offset, y.size - 1, y.serial}, "another size");
   refused({y.offset + 1, y.size, y.serial}, "inside another");

@@ -8,12 +8,14 @@
 #include <gtest/gtest.h>
 
 #include "block_ids.hpp"
+#include "fails_with.hpp"
 #include "random_layouts.hpp"
 
 namespace troupe::kvcache {
 namespace {
 
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 constexpr std::uint32_t layer_count = 4;
 constexpr std::uint64_t plane_bytes = 16ULL * 2 * 8 * 2;  // tokens, heads, elements, bytes of each
@@ -127,9 +129,7 @@ TEST(cache_map, a_layout_that_interleaves_too_many_strides_is_no_cache) {
     for (auto& p : layout.layers[layer].planes) p.block_stride += layer % 2;
   }
   const auto map = cache_map::create(layout);
-  ASSERT_FALSE(map);
-  EXPECT_EQ(map.error().code, errc::invalid_config);
-  EXPECT_THAT(map.error().message, HasSubstr("one block stride"));
+  ASSERT_THAT(map, fails_with(errc::invalid_config, HasSubstr("one block stride")));
 }
 
 TEST(cache_map, a_layout_in_too_many_pieces_is_no_cache) {
@@ -145,9 +145,7 @@ TEST(cache_map, a_layout_in_too_many_pieces_is_no_cache) {
     }
   }
   const auto map = cache_map::create(layout);
-  ASSERT_FALSE(map);
-  EXPECT_EQ(map.error().code, errc::invalid_config);
-  EXPECT_THAT(map.error().message, HasSubstr("pieces"));
+  ASSERT_THAT(map, fails_with(errc::invalid_config, HasSubstr("pieces")));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "troupe/kvcache/layout_fingerprint.hpp"
 #include "troupe/kvcache/plan.hpp"
 
+#include "fails_with.hpp"
 #include "random_layouts.hpp"
 #include "sanitized.hpp"
 
@@ -19,6 +20,7 @@ namespace {
 
 using testing::dice;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 constexpr std::uint32_t heads = 4;
 constexpr std::uint32_t groups = 3;
@@ -235,9 +237,7 @@ TEST(layer_groups, no_block_is_two_groups_where_they_lie_over_the_same_bytes) {
   const std::vector<block_table> same{one, two, one};
   EXPECT_TRUE(geometry.plan({0, 6}, {0, 4}, same, apart)) << "one may read it twice";
   const auto twice = geometry.plan({0, 6}, {0, 4}, apart, same);
-  ASSERT_FALSE(twice);
-  EXPECT_EQ(twice.error().code, errc::invalid_config);
-  EXPECT_THAT(twice.error().message, HasSubstr("block 1 is named twice"));
+  ASSERT_THAT(twice, fails_with(errc::invalid_config, HasSubstr("block 1 is named twice")));
   EXPECT_TRUE(geometry.plan({0, 2}, {0, 4}, apart, same)) << "group 2 has no part in these layers";
 }
 
@@ -289,9 +289,7 @@ TEST(layer_groups, share_their_bytes_block_by_block_or_not_at_all) {
     change(layout.layers[1]);
     auto sizes = region_sizes(layout);
     const auto ok = validate(layout, sizes);
-    ASSERT_FALSE(ok);
-    EXPECT_EQ(ok.error().code, errc::invalid_config);
-    EXPECT_THAT(ok.error().message, HasSubstr("but not block by block"));
+    ASSERT_THAT(ok, fails_with(errc::invalid_config, HasSubstr("but not block by block")));
   };
   refused([](auto& layer) {  // block 0 of one is block 1 of the other
     for (auto& p : layer.planes) p.base += p.block_stride;
@@ -323,9 +321,7 @@ TEST(layer_groups, what_the_source_does_not_hold_is_an_error_and_no_gap) {
       transfer_geometry::create(hybrid(20, 0, 1), hybrid(20, 0, 1), data_flow::to_remote)
           .value()
           .plan({0, 6}, {0, 16}, window.all(), whole.all());
-  ASSERT_FALSE(ok);
-  EXPECT_EQ(ok.error().code, errc::out_of_range);
-  EXPECT_THAT(ok.error().message, HasSubstr("from number 2 on"));
+  ASSERT_THAT(ok, fails_with(errc::out_of_range, HasSubstr("from number 2 on")));
   const std::vector<block_id> only{block_id{0}};
   const block_table one{only};
   const auto few = geometry.plan({0, 6}, {0, 4}, std::span{&one, 1}, std::span{&one, 1});
@@ -339,9 +335,7 @@ TEST(layer_groups, are_refused_by_name_where_they_are_none) {
     auto layout = hybrid(8, 0, 1);
     change(layout);
     const auto ok = check(layout);
-    ASSERT_FALSE(ok) << word;
-    EXPECT_EQ(ok.error().code, errc::invalid_config);
-    EXPECT_THAT(ok.error().message, HasSubstr(word));
+    ASSERT_THAT(ok, fails_with(errc::invalid_config, HasSubstr(word))) << word;
   };
   refused([](auto& l) { l.groups[1].layers.clear(); }, "group 1 layers");
   refused([](auto& l) { l.groups[1].layers.pop_back(); }, "layer 4 group is none");
@@ -370,9 +364,7 @@ TEST(layer_groups, are_compared_and_travel) {
     auto other = layout;
     change(other);
     const auto ok = check_compatible(layout, other);
-    ASSERT_FALSE(ok) << word;
-    EXPECT_EQ(ok.error().code, errc::layout_mismatch);
-    EXPECT_THAT(ok.error().message, HasSubstr(word));
+    ASSERT_THAT(ok, fails_with(errc::layout_mismatch, HasSubstr(word))) << word;
     EXPECT_NE(fingerprint_of(layout), fingerprint_of(other)) << word;
   };
   mismatch([](auto& l) { l.groups.clear(); }, "number of groups of layers is 3 here and 0");

@@ -15,6 +15,7 @@
 #include "troupe/kvcache/layout_fingerprint.hpp"
 #include "troupe/kvcache/plan.hpp"
 
+#include "fails_with.hpp"
 #include "random_layouts.hpp"
 #include "sanitized.hpp"
 
@@ -24,6 +25,7 @@ namespace {
 using ::testing::AllOf;
 using testing::dice;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 constexpr std::byte untouched{0xee};
 constexpr std::uint32_t pool = 12;
@@ -356,9 +358,7 @@ TEST(layer_parts, that_are_none_are_refused_by_name) {
     auto layout = part(2, 5, 8);
     change(layout);
     const auto ok = check(layout);
-    ASSERT_FALSE(ok) << words;
-    EXPECT_EQ(ok.error().code, errc::invalid_config);
-    EXPECT_THAT(ok.error().message, HasSubstr(words));
+    ASSERT_THAT(ok, fails_with(errc::invalid_config, HasSubstr(words))) << words;
   };
   refused([](auto& l) { l.first_layer = 6; }, "first_layer is 6, expected 0 to 5");
   refused([](auto& l) { l.first_layer = ~0U; }, "first_layer is 4294967295, expected 0 to 5");
@@ -475,9 +475,7 @@ TEST(layer_parts, have_no_state_that_all_layers_of_the_model_do_not_have) {
   const auto refused = [](const cache_layout& local, const cache_layout& remote,
                           const char* words) {
     const auto ok = check_compatible(local, remote);
-    ASSERT_FALSE(ok) << words;
-    EXPECT_EQ(ok.error().code, errc::layout_mismatch);
-    EXPECT_THAT(ok.error().message, HasSubstr(words));
+    ASSERT_THAT(ok, fails_with(errc::layout_mismatch, HasSubstr(words))) << words;
   };
   refused(first, all, "state 'b' is missing at the peer");
   refused(all, first, "state 'b' is missing here");
@@ -574,9 +572,8 @@ TEST(layer_parts, that_lack_a_state_or_have_one_twice_are_no_replica) {
   const auto wanted = part(0, 8, 0, 0, 1, {"x", "y"});
   EXPECT_TRUE(covers(wanted, {part(0, 3, 8, 0, 1, {"y"}), part(3, 8, 8, 0, 1, {"x"})}));
   const auto lacks = covers(wanted, {part(0, 3, 8, 0, 1, {"y"}), part(3, 8, 8)});
-  ASSERT_FALSE(lacks);
-  EXPECT_EQ(lacks.error().code, errc::layout_mismatch);
-  EXPECT_THAT(lacks.error().message, HasSubstr("state 'x' is held by none of the sources"));
+  ASSERT_THAT(lacks, fails_with(errc::layout_mismatch,
+                                HasSubstr("state 'x' is held by none of the sources")));
   const auto twice = covers(wanted, {part(0, 3, 8, 0, 1, {"y", "x"}), part(3, 8, 8, 0, 1, {"x"})});
   ASSERT_FALSE(twice);
   EXPECT_THAT(twice.error().message, HasSubstr("state 'x' is held by `a` and by `b`"));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "fails_with.hpp"
 #include "random_layouts.hpp"
 #include "sanitized.hpp"
 
@@ -11,6 +12,7 @@ namespace {
 
 using testing::dice;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 cache_shape model(std::uint32_t layers = 2, std::uint32_t heads = 4) {
   cache_shape shape;
@@ -127,9 +129,7 @@ TEST(layout, numbers_out_of_their_limits_are_refused_by_name) {
     cache_layout layout = packed();
     change(layout);
     const auto ok = check(layout);
-    ASSERT_FALSE(ok) << name;
-    EXPECT_EQ(ok.error().code, errc::invalid_config);
-    EXPECT_THAT(ok.error().message, HasSubstr(name));
+    ASSERT_THAT(ok, fails_with(errc::invalid_config, HasSubstr(name))) << name;
   };
   refused([](auto& l) { l.dtype.clear(); }, "dtype");
   refused([](auto& l) { l.element_size = 0; }, "element size");
@@ -174,9 +174,7 @@ TEST(validate, a_plane_that_leaves_its_region_is_out_of_range) {
   auto sizes = region_sizes(layout);
   --sizes[0];
   const auto ok = validate(layout, sizes);
-  ASSERT_FALSE(ok);
-  EXPECT_EQ(ok.error().code, errc::out_of_range);
-  EXPECT_THAT(ok.error().message, HasSubstr("layer 1 plane 1"));
+  ASSERT_THAT(ok, fails_with(errc::out_of_range, HasSubstr("layer 1 plane 1")));
   EXPECT_EQ(validate(layout, {}).error().code, errc::out_of_range);
 }
 
@@ -184,9 +182,7 @@ TEST(validate, planes_that_share_a_byte_are_refused_and_named) {
   cache_layout layout = packed();
   layout.layers[1].planes[0].base -= 1;
   const auto ok = validate(layout, region_sizes(layout));
-  ASSERT_FALSE(ok);
-  EXPECT_EQ(ok.error().code, errc::invalid_config);
-  EXPECT_THAT(ok.error().message, HasSubstr("layer 1 plane 0"));
+  ASSERT_THAT(ok, fails_with(errc::invalid_config, HasSubstr("layer 1 plane 0")));
 }
 
 TEST(validate, the_largest_interleaved_layout_is_judged_without_walking_its_blocks) {
@@ -379,9 +375,7 @@ TEST(decode, another_version_is_named) {
   auto bytes = encode(packed());
   bytes[4] = std::byte{3};
   const auto back = decode(bytes);
-  ASSERT_FALSE(back);
-  EXPECT_EQ(back.error().code, errc::version_mismatch);
-  EXPECT_THAT(back.error().message, HasSubstr("version 3"));
+  ASSERT_THAT(back, fails_with(errc::version_mismatch, HasSubstr("version 3")));
 }
 
 }  // namespace

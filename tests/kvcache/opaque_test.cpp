@@ -10,6 +10,7 @@
 #include "troupe/kvcache/layout_fingerprint.hpp"
 #include "troupe/kvcache/plan.hpp"
 
+#include "fails_with.hpp"
 #include "random_layouts.hpp"
 #include "sanitized.hpp"
 
@@ -18,6 +19,7 @@ namespace {
 
 using testing::dice;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 constexpr std::uint32_t block_tokens = 4;
 constexpr std::uint32_t heads = 4;
@@ -184,9 +186,7 @@ TEST(opaque_layers, are_refused_by_name_where_they_are_none) {
     auto layout = packed(4, 0, 1);
     change(layout);
     const auto ok = check(layout);
-    ASSERT_FALSE(ok) << word;
-    EXPECT_EQ(ok.error().code, errc::invalid_config);
-    EXPECT_THAT(ok.error().message, HasSubstr(word));
+    ASSERT_THAT(ok, fails_with(errc::invalid_config, HasSubstr(word))) << word;
   };
   refused([](auto& l) { l.layers[1].shape.packing.clear(); }, "packing");
   refused([](auto& l) { l.layers[1].shape.packing.assign(33, 'p'); }, "packing");
@@ -207,9 +207,7 @@ TEST(opaque_layers, move_only_between_equal_packings) {
     auto other = packed(4, 0, 1);
     change(other);
     const auto ok = check_compatible(packed(4, 0, 1), other);
-    ASSERT_FALSE(ok) << word;
-    EXPECT_EQ(ok.error().code, errc::layout_mismatch);
-    EXPECT_THAT(ok.error().message, HasSubstr(word));
+    ASSERT_THAT(ok, fails_with(errc::layout_mismatch, HasSubstr(word))) << word;
     EXPECT_NE(fingerprint_of(packed(4, 0, 1)), fingerprint_of(other)) << word;
   };
   mismatch([](auto& l) { l.layers[1].shape.packing = "avx"; }, "'amx tiles' here and 'avx'");

@@ -10,6 +10,7 @@
 #include "troupe/kvcache/layout_fingerprint.hpp"
 #include "troupe/kvcache/plan.hpp"
 
+#include "fails_with.hpp"
 #include "random_layouts.hpp"
 #include "sanitized.hpp"
 
@@ -18,6 +19,7 @@ namespace {
 
 using testing::dice;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 constexpr std::uint32_t slots = 5;
 /// Bytes of the whole model: x, B, C.
@@ -112,9 +114,7 @@ TEST(state_parts, are_compared_and_travel) {
     auto other = layout;
     change(other.states.front());
     const auto ok = check_compatible(layout, other);
-    ASSERT_FALSE(ok) << word;
-    EXPECT_EQ(ok.error().code, errc::layout_mismatch);
-    EXPECT_THAT(ok.error().message, HasSubstr(word));
+    ASSERT_THAT(ok, fails_with(errc::layout_mismatch, HasSubstr(word))) << word;
     EXPECT_NE(fingerprint_of(layout), fingerprint_of(other)) << word;
   };
   mismatch([](auto& s) { s.parts.clear(); }, "state 0 parts is 3 here and 1");
@@ -129,9 +129,7 @@ TEST(state_parts, that_do_not_make_up_the_slot_are_refused_by_name) {
     auto layout = convolution(0, 1);
     change(layout.states.front());
     const auto ok = check(layout);
-    ASSERT_FALSE(ok) << word;
-    EXPECT_EQ(ok.error().code, errc::invalid_config);
-    EXPECT_THAT(ok.error().message, HasSubstr(word));
+    ASSERT_THAT(ok, fails_with(errc::invalid_config, HasSubstr(word))) << word;
   };
   refused([](auto& s) { s.parts.pop_back(); },
           "slot_bytes is 74, expected the sum of its parts, 58");

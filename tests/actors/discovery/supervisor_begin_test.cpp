@@ -37,6 +37,7 @@
 #include "troupe/config/parse.hpp"
 #include "troupe/transport/types.hpp"
 
+#include "fails_with.hpp"
 #include "sanitized.hpp"
 #include "scratch_folder.hpp"
 #include "text_of.hpp"
@@ -50,6 +51,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using troupe::testing::comes_true;
+using troupe::testing::fails_with;
 using troupe::testing::slowness;
 using troupe::testing::text_of;
 using troupe::testing::wait_limit;
@@ -204,9 +206,8 @@ TEST_F(begun_by_need, a_second_supervisor_is_refused_and_told_who_is_the_first) 
   const auto first = claim();
   ASSERT_TRUE(first);
   const auto second = supervisor_notice::claim(of);
-  ASSERT_FALSE(second);
-  EXPECT_EQ(second.error().code, errc::already_exists);
-  EXPECT_THAT(second.error().message, HasSubstr("pid " + std::to_string(::getpid())));
+  ASSERT_THAT(second,
+              fails_with(errc::already_exists, HasSubstr("pid " + std::to_string(::getpid()))));
   EXPECT_THAT(second.error().message, HasSubstr(path));
 }
 
@@ -362,9 +363,7 @@ TEST_F(begun_by_need, what_stands_in_a_held_notice_is_believed_only_where_it_can
     EXPECT_FALSE(look().listens) << text.substr(0, 100);
   }
   const auto silent = find_supervisor(of);
-  ASSERT_FALSE(silent);
-  EXPECT_EQ(silent.error().code, errc::deadline);
-  EXPECT_THAT(silent.error().message, HasSubstr("supervisor.log"));
+  ASSERT_THAT(silent, fails_with(errc::deadline, HasSubstr("supervisor.log")));
   put("{\"host\":\"127.0.0.1\",\"port\":7411," + pid + ",\"incarnation\":1}\n");
   EXPECT_TRUE(look().listens);
   const auto anywhere = deployment_of("{begin: true, port: 0}",
@@ -426,11 +425,10 @@ TEST_F(begun_by_need, a_folder_that_others_can_get_into_is_refused_whatever_the_
   ASSERT_TRUE(claim());
   ASSERT_EQ(::chmod(cluster.c_str(), 0755), 0);
   const auto open = find_or_begin_supervisor(of);
-  ASSERT_FALSE(open);
-  EXPECT_EQ(open.error().code, errc::invalid_config);
-  EXPECT_THAT(open.error().message,
-              AllOf(HasSubstr(cluster), HasSubstr("others than its owner can get into it"),
-                    Not(HasSubstr("security.secret"))));
+  ASSERT_THAT(
+      open, fails_with(errc::invalid_config,
+                       AllOf(HasSubstr(cluster), HasSubstr("others than its owner can get into it"),
+                             Not(HasSubstr("security.secret")))));
   ::setenv("XDG_STATE_HOME", "/proc/no-such", 1);
   EXPECT_THAT(find_supervisor(of).error().message,
               AllOf(HasSubstr("/proc/no-such/troupe/demo"), HasSubstr("set XDG_STATE_HOME")));
@@ -503,10 +501,9 @@ TEST_F(begun_by_need, threads_of_one_process_begin_one_as_well) {
 TEST_F(begun_by_need, a_command_that_does_not_begin_is_an_error_with_what_it_said) {
   double_does("refuses");
   const auto found = find_or_begin_supervisor(of, wait_limit);
-  ASSERT_FALSE(found);
-  EXPECT_EQ(found.error().code, errc::peer_unreachable);
-  EXPECT_THAT(found.error().message, AllOf(HasSubstr("exit code 3"), HasSubstr("it does not begin"),
-                                           HasSubstr(cluster + "/supervisor.log")));
+  ASSERT_THAT(found, fails_with(errc::peer_unreachable,
+                                AllOf(HasSubstr("exit code 3"), HasSubstr("it does not begin"),
+                                      HasSubstr(cluster + "/supervisor.log"))));
   auto lock = lock_beginning(cluster);
   ASSERT_TRUE(lock) << to_string(lock.error());
   EXPECT_TRUE(*lock) << "the next one may try";
@@ -531,9 +528,8 @@ TEST_F(begun_by_need, one_that_does_not_come_to_listen_is_waited_for_no_longer_t
     auto another = of;
     another.cluster += std::to_string(++count);
     const auto found = find_or_begin_supervisor(another, patience);
-    ASSERT_FALSE(found);
-    EXPECT_EQ(found.error().code, errc::deadline) << how;
-    EXPECT_THAT(found.error().message, HasSubstr("within " + time_text(patience))) << how;
+    ASSERT_THAT(found, fails_with(errc::deadline, HasSubstr("within " + time_text(patience))))
+        << how;
     EXPECT_TRUE(comes_true([&] { return begun().size() == count; })) << how << ": it goes on";
   }
 }
@@ -574,10 +570,9 @@ TEST_F(begun_by_need, what_was_begun_may_fail_where_another_has_come_to_live_mea
 TEST_F(begun_by_need, one_that_has_ended_unseen_is_noticed_by_what_it_has_said) {
   double_does("gets no notice");
   const auto found = find_or_begin_supervisor(of, 10 * wait_limit);
-  ASSERT_FALSE(found);
-  EXPECT_EQ(found.error().code, errc::peer_unreachable);
-  EXPECT_THAT(found.error().message, AllOf(HasSubstr("ended before it listened"),
-                                           HasSubstr("there is no notice to be had")));
+  ASSERT_THAT(found,
+              fails_with(errc::peer_unreachable, AllOf(HasSubstr("ended before it listened"),
+                                                       HasSubstr("there is no notice to be had"))));
 }
 
 TEST_F(begun_by_need,
@@ -588,9 +583,7 @@ TEST_F(begun_by_need,
   } ignored;
   double_does("refuses");
   const auto none = find_or_begin_supervisor(of, 10 * wait_limit);
-  ASSERT_FALSE(none);
-  EXPECT_EQ(none.error().code, errc::peer_unreachable);
-  EXPECT_THAT(none.error().message, HasSubstr("it does not begin"));
+  ASSERT_THAT(none, fails_with(errc::peer_unreachable, HasSubstr("it does not begin")));
   double_does("");
   const auto found = find_or_begin_supervisor(of, wait_limit);
   ASSERT_TRUE(found) << to_string(found.error());
@@ -614,9 +607,8 @@ TEST_F(begun_by_need, a_log_that_is_no_plain_file_is_left_as_it_is) {
   const auto log = cluster + "/supervisor.log";
   const auto refused = [&] {
     const auto found = find_or_begin_supervisor(of, wait_limit);
-    ASSERT_FALSE(found);
-    EXPECT_EQ(found.error().code, errc::invalid_config) << to_string(found.error());
-    EXPECT_THAT(found.error().message, AllOf(HasSubstr(log), HasSubstr("not a regular file")));
+    ASSERT_THAT(found, fails_with(errc::invalid_config,
+                                  AllOf(HasSubstr(log), HasSubstr("not a regular file"))));
   };
   ASSERT_EQ(::mkfifo(log.c_str(), 0600), 0);
   refused();
@@ -656,9 +648,7 @@ TEST_F(begun_by_need, what_was_read_of_the_environment_once_is_all_that_counts) 
 TEST_F(begun_by_need, without_a_command_it_says_where_one_was_looked_for) {
   ::setenv("TROUPE_COMMAND", "/no/such/troupe", 1);
   const auto named = find_or_begin_supervisor(of, wait_limit);
-  ASSERT_FALSE(named);
-  EXPECT_EQ(named.error().code, errc::not_found);
-  EXPECT_THAT(named.error().message, HasSubstr("TROUPE_COMMAND is /no/such/troupe"));
+  ASSERT_THAT(named, fails_with(errc::not_found, HasSubstr("TROUPE_COMMAND is /no/such/troupe")));
   ::unsetenv("TROUPE_COMMAND");
   const std::string before = ::getenv("PATH");
   ::setenv("PATH", folder.path().c_str(), 1);
@@ -685,9 +675,7 @@ TEST_F(begun_by_need, a_supervisor_of_another_host_is_where_the_deployment_says)
   }
   const auto anywhere = deployment_of("{begin: true, host: 203.0.113.7, port: 0}", tls);
   for (const auto& found : {find_supervisor(anywhere), find_or_begin_supervisor(anywhere)}) {
-    ASSERT_FALSE(found);
-    EXPECT_EQ(found.error().code, errc::invalid_config);
-    EXPECT_THAT(found.error().message, HasSubstr("supervisor.port is 0"));
+    ASSERT_THAT(found, fails_with(errc::invalid_config, HasSubstr("supervisor.port is 0")));
   }
   EXPECT_FALSE(fs::exists(state)) << "nothing is made for it";
 }

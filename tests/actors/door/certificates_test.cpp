@@ -3,12 +3,15 @@
 #include <csignal>
 
 #include "door_tls_fixture.hpp"
+#include "fails_with.hpp"
 #include "text_of.hpp"
 
 namespace troupe::actors {
 namespace {
 
 using namespace testing;
+using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 using troupe::testing::text_of;
 
 mode_t mode_of(const std::string& path) {
@@ -55,9 +58,7 @@ TEST(certificates, nothing_is_overwritten) {
   const auto before = text_of(files->ca_key);
   for (const auto& kept : {files->ca, files->ca_key, files->secret}) {
     const auto again = init_certificates(folder, "kv", 30);
-    ASSERT_FALSE(again);
-    EXPECT_EQ(again.error().code, errc::already_exists);
-    EXPECT_NE(again.error().message.find("troupe certs renew " + folder), std::string::npos);
+    ASSERT_THAT(again, fails_with(errc::already_exists, HasSubstr("troupe certs renew " + folder)));
     EXPECT_EQ(text_of(files->ca_key), before);
     (void)kept;
   }
@@ -149,9 +150,7 @@ TEST(certificates, are_made_only_where_nobody_else_can_put_files) {
     ASSERT_EQ(::mkdir(folder.c_str(), 0700), 0);
     ASSERT_EQ(::chmod(folder.c_str(), mode), 0);
     const auto refused = init_certificates(folder, "kv", 30);
-    ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code, errc::invalid_config);
-    EXPECT_NE(refused.error().message.find("chmod 700"), std::string::npos);
+    ASSERT_THAT(refused, fails_with(errc::invalid_config, HasSubstr("chmod 700")));
     EXPECT_TRUE(std::filesystem::is_empty(folder));
     ASSERT_EQ(::chmod(folder.c_str(), 0700), 0);
     EXPECT_TRUE(init_certificates(folder, "kv", 30));

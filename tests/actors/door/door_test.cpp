@@ -9,11 +9,14 @@
 #include "troupe/actors/secrets/door_files.hpp"
 
 #include "door_fixture.hpp"
+#include "fails_with.hpp"
 
 namespace troupe::actors {
 namespace {
 
 using namespace testing;
+using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 using mode = door_security::mode;
 
 const std::string one_secret(40, 'a');
@@ -70,10 +73,8 @@ TEST(door, refuses_another_secret_whoever_of_both_dials) {
   listening_door at_b{with_secret(b)};
   for (const auto& [from, to] : {std::pair{&at_a, &at_b}, std::pair{&at_b, &at_a}}) {
     const auto tried = connect_from(*from->it, to->port);
-    ASSERT_FALSE(tried);
-    EXPECT_EQ(tried.error().code, errc::unauthorized);
-    EXPECT_NE(tried.error().message.find("127.0.0.1:" + std::to_string(to->port)),
-              std::string::npos);
+    ASSERT_THAT(tried,
+                fails_with(errc::unauthorized, HasSubstr("127.0.0.1:" + std::to_string(to->port))));
     EXPECT_NE(tried.error().message.find("the peer has another secret"), std::string::npos);
     EXPECT_TRUE(to->noticed("the peer has another secret"));
     EXPECT_FALSE(to->admits_another());
@@ -87,10 +88,8 @@ TEST(door, refuses_another_mode_and_names_both) {
   listening_door open;
   listening_door secret{with_secret(files.write("a", one_secret))};
   const auto asked = connect_from(*open.it, secret.port);
-  ASSERT_FALSE(asked);
-  EXPECT_EQ(asked.error().code, errc::unauthorized);
-  EXPECT_NE(asked.error().message.find("security.mode is secret, ours is none"), std::string::npos)
-      << asked.error().message;
+  ASSERT_THAT(asked,
+              fails_with(errc::unauthorized, HasSubstr("security.mode is secret, ours is none")));
   const auto other = connect_from(*secret.it, open.port);
   ASSERT_FALSE(other);
   EXPECT_NE(other.error().message.find("security.mode is none, ours is secret"), std::string::npos)
@@ -213,9 +212,8 @@ TEST(door, says_why_it_cannot_listen) {
   ASSERT_FALSE(taken);
   EXPECT_EQ(taken.error().code, errc::already_exists);
   const auto elsewhere = other->listen("192.0.2.1", 0, nothing);
-  ASSERT_FALSE(elsewhere);
-  EXPECT_EQ(elsewhere.error().code, errc::invalid_config);
-  EXPECT_NE(elsewhere.error().message.find("not an address of this machine"), std::string::npos);
+  ASSERT_THAT(elsewhere,
+              fails_with(errc::invalid_config, HasSubstr("not an address of this machine")));
   const auto nowhere = other->listen("no.such.host.invalid", 0, nothing);
   ASSERT_FALSE(nowhere);
   EXPECT_EQ(nowhere.error().code, errc::invalid_config);
@@ -228,15 +226,12 @@ TEST(door, without_tls_it_neither_listens_to_nor_dials_other_machines) {
     const auto made = dialler(options);
     for (const auto* everywhere : {"", "0.0.0.0", "::"}) {
       const auto refused = made->listen(everywhere, 0, nothing);
-      ASSERT_FALSE(refused) << everywhere;
-      EXPECT_EQ(refused.error().code, errc::invalid_config);
-      EXPECT_NE(refused.error().message.find("security.mode: tls"), std::string::npos);
+      ASSERT_THAT(refused, fails_with(errc::invalid_config, HasSubstr("security.mode: tls")))
+          << everywhere;
     }
     const auto dialled = connect_from(*made, 7400, "192.0.2.1");
-    ASSERT_FALSE(dialled);
-    EXPECT_EQ(dialled.error().code, errc::invalid_config);
-    EXPECT_NE(dialled.error().message.find("give a command the deployment's file"),
-              std::string::npos);
+    ASSERT_THAT(dialled, fails_with(errc::invalid_config,
+                                    HasSubstr("give a command the deployment's file")));
     EXPECT_TRUE(made->listen("127.0.0.2", 0, nothing));
   }
 }
@@ -326,9 +321,7 @@ TEST(door, says_why_it_cannot_connect) {
     free_port = gone.port;
   }
   const auto refused = connect_from(*from, free_port);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::peer_unreachable);
-  EXPECT_NE(refused.error().message.find("nothing listens there"), std::string::npos);
+  ASSERT_THAT(refused, fails_with(errc::peer_unreachable, HasSubstr("nothing listens there")));
 
   const auto unknown = connect_from(*from, 7400, "no.such.host.invalid", 10s);
   ASSERT_FALSE(unknown);

@@ -5,12 +5,15 @@
 #include "troupe/transport/random.hpp"
 
 #include "door_tls_fixture.hpp"
+#include "fails_with.hpp"
 #include "wall_clock.hpp"
 
 namespace troupe::actors {
 namespace {
 
 using namespace testing;
+using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 TEST(door_tls, connects_nodes_of_one_cluster_and_hands_out_their_plain_ends) {
   encrypted_pair both;
@@ -40,9 +43,7 @@ void refuse_each_other(const node_files& a, const node_files& b, const std::stri
   listening_door at_b{b.options()};
   for (const auto& [from, to] : {std::pair{&at_a, &at_b}, std::pair{&at_b, &at_a}}) {
     const auto tried = connect_from(*from->it, to->port);
-    ASSERT_FALSE(tried);
-    EXPECT_EQ(tried.error().code, errc::unauthorized) << to_string(tried.error());
-    EXPECT_NE(tried.error().message.find("certificate"), std::string::npos);
+    ASSERT_THAT(tried, fails_with(errc::unauthorized, HasSubstr("certificate")));
     EXPECT_TRUE(comes_true([&, to = to] { return to->it->count().refused == 1; }));
     EXPECT_EQ(to->it->count().admitted, 0u);
     EXPECT_FALSE(to->admits_another());
@@ -85,17 +86,12 @@ TEST(door_tls, refuses_a_certificate_whose_time_is_over) {
   std::this_thread::sleep_for(4s);
   const auto outwards = connect_from(*at_good.it, at_brief.port);
   if (clock.was_set()) GTEST_SKIP() << clock_was_set;
-  ASSERT_FALSE(outwards);
-  EXPECT_EQ(outwards.error().code, errc::unauthorized);
-  EXPECT_NE(outwards.error().message.find("it has expired; `troupe certs renew DIR`"),
-            std::string::npos)
-      << outwards.error().message;
+  ASSERT_THAT(outwards, fails_with(errc::unauthorized,
+                                   HasSubstr("it has expired; `troupe certs renew DIR`")));
   const auto inwards = connect_from(*at_brief.it, at_good.port);
   if (clock.was_set()) GTEST_SKIP() << clock_was_set;
-  ASSERT_FALSE(inwards);
-  EXPECT_EQ(inwards.error().code, errc::unauthorized);
-  EXPECT_NE(inwards.error().message.find("does not accept our certificate"), std::string::npos)
-      << inwards.error().message;
+  ASSERT_THAT(inwards,
+              fails_with(errc::unauthorized, HasSubstr("does not accept our certificate")));
   EXPECT_TRUE(at_good.noticed("it has expired"));
 }
 
@@ -360,10 +356,9 @@ TEST(door_tls, credentials_that_others_could_have_written_are_refused) {
     const auto path = files.files().path(name);
     ASSERT_EQ(::chmod(path.c_str(), 0664), 0);
     const auto refused = door::create(files.options());
-    ASSERT_FALSE(refused) << name;
-    EXPECT_EQ(refused.error().code, errc::invalid_config);
-    EXPECT_NE(refused.error().message.find(path + ": others than its owner can change it"),
-              std::string::npos);
+    ASSERT_THAT(refused, fails_with(errc::invalid_config,
+                                    HasSubstr(path + ": others than its owner can change it")))
+        << name;
     ASSERT_EQ(::chmod(path.c_str(), 0644), 0);
     if (::geteuid() != 0) continue;
     ASSERT_EQ(::chown(path.c_str(), 1, 1), 0);

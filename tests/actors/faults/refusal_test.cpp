@@ -14,11 +14,14 @@
 #include "troupe/actors/messages/messages.hpp"
 
 #include "cluster_fixture.hpp"
+#include "fails_with.hpp"
 #include "free_port.hpp"
 #include "waiting.hpp"
 
 namespace troupe::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 /// "ID TOKENS SEED" offers the whole request at once and answers with its outcome.
 int generous_prefill(engine& node, line_channel& channel) {
@@ -89,9 +92,7 @@ TEST_F(refusal, of_a_request_that_no_pool_could_hold_comes_at_once) {
   options.decode_pool = four_blocks;
   begin();
   auto asked = receive("large", 65);
-  ASSERT_FALSE(asked);
-  EXPECT_EQ(asked.error().code, errc::pool_exhausted);
-  EXPECT_NE(asked.error().message.find("5 blocks"), std::string::npos) << asked.error().message;
+  ASSERT_THAT(asked, fails_with(errc::pool_exhausted, HasSubstr("5 blocks")));
   EXPECT_NE(asked.error().message.find("whole pool has 4"), std::string::npos)
       << asked.error().message;
 }
@@ -165,9 +166,7 @@ TEST_F(refusal, of_a_wait_in_line_comes_at_its_deadline_and_lets_the_next_one_in
 TEST_F(refusal, of_an_unknown_source_comes_at_once_and_names_it) {
   begin();
   auto asked = node->receive({"r", {"prefill-7"}, actors::transfer_mode::write, 16});
-  ASSERT_FALSE(asked);
-  EXPECT_EQ(asked.error().code, errc::not_found);
-  EXPECT_NE(asked.error().message.find("prefill-7"), std::string::npos);
+  ASSERT_THAT(asked, fails_with(errc::not_found, HasSubstr("prefill-7")));
 }
 
 TEST_F(refusal, of_a_request_that_nobody_offers_comes_at_its_deadline) {
@@ -196,9 +195,7 @@ TEST_F(refusal, of_a_request_that_is_live_already_comes_at_once) {
   auto first = receive("r", 16);
   ASSERT_TRUE(first);
   auto again = receive("r", 16);
-  ASSERT_FALSE(again);
-  EXPECT_EQ(again.error().code, errc::already_exists);
-  EXPECT_NE(again.error().message.find("r"), std::string::npos);
+  ASSERT_THAT(again, fails_with(errc::already_exists, HasSubstr("r")));
   // The first is not disturbed, and its id is free again once it has ended.
   prefill->channel().say("r 16 1");
   ASSERT_TRUE(events->unpinned(*first));
@@ -234,10 +231,7 @@ TEST_F(refusal, of_more_requests_than_a_node_may_have_live_comes_at_once) {
     if (!first) first = *asked;
   }
   auto refused = receive("r8", 16);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::overloaded) << to_string(refused.error());
-  EXPECT_NE(refused.error().message.find("limits.max_operations"), std::string::npos)
-      << refused.error().message;
+  ASSERT_THAT(refused, fails_with(errc::overloaded, HasSubstr("limits.max_operations")));
   // An operation that has ended makes room once its last event is taken.
   ASSERT_TRUE(node->abort(*first, "room"));
   ASSERT_TRUE(events->unpinned(*first));
@@ -502,10 +496,8 @@ TEST_F(refusal, of_a_port_that_is_taken_comes_from_start) {
     if (stage.name == "decode") stage.ports = {taken->number()};
   }
   auto started = engine::start(deployment, "decode-0");
-  ASSERT_FALSE(started);
-  EXPECT_EQ(started.error().code, errc::already_exists) << to_string(started.error());
-  EXPECT_NE(started.error().message.find(std::to_string(taken->number())), std::string::npos)
-      << to_string(started.error());
+  ASSERT_THAT(started,
+              fails_with(errc::already_exists, HasSubstr(std::to_string(taken->number()))));
   taken.reset();
   auto again = engine::start(deployment, "decode-0");
   EXPECT_TRUE(again) << to_string(again.error());

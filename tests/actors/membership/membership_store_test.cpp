@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "fails_with.hpp"
 #include "scratch_folder.hpp"
 #include "text_of.hpp"
 #include "waiting.hpp"
@@ -23,6 +24,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 using troupe::testing::text_of;
 namespace fs = std::filesystem;
 
@@ -88,9 +90,7 @@ TEST_F(state_file, is_open_to_its_owner_alone_whatever_was_left_beside_it) {
 TEST_F(state_file, of_a_living_supervisor_is_refused_to_a_second_one) {
   const auto first = open();
   const auto second = membership_store::open(path, "demo");
-  ASSERT_FALSE(second);
-  EXPECT_EQ(second.error().code, errc::already_exists);
-  EXPECT_THAT(second.error().message, HasSubstr(path));
+  ASSERT_THAT(second, fails_with(errc::already_exists, HasSubstr(path)));
   EXPECT_THAT(second.error().message, HasSubstr("pid " + std::to_string(::getpid())));
 }
 
@@ -130,9 +130,7 @@ TEST_F(state_file, that_is_somebody_elses_is_left_and_the_start_fails) {
   for (const auto& text : {std::string{"my thesis"}, to_text({"another-cluster", 9, {}})}) {
     put(text);
     const auto store = membership_store::open(path, "demo");
-    ASSERT_FALSE(store) << text;
-    EXPECT_EQ(store.error().code, errc::invalid_config);
-    EXPECT_THAT(store.error().message, HasSubstr(path));
+    ASSERT_THAT(store, fails_with(errc::invalid_config, HasSubstr(path))) << text;
     EXPECT_THAT(store.error().message, HasSubstr("it is left as it is"));
     EXPECT_EQ(text_of(path), text);
   }
@@ -168,9 +166,7 @@ TEST_F(state_file, that_cannot_be_read_for_want_of_descriptors_is_left_and_the_s
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &one_more), 0);
   const auto store = membership_store::open(path, "demo");
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  ASSERT_FALSE(store);
-  EXPECT_EQ(store.error().code, errc::overloaded);
-  EXPECT_THAT(store.error().message, HasSubstr("it is left as it is"));
+  ASSERT_THAT(store, fails_with(errc::overloaded, HasSubstr("it is left as it is")));
   EXPECT_EQ(text_of(path), text);
   EXPECT_FALSE(fs::exists(path + ".bad"));
   EXPECT_EQ(open()->found(), with_epoch(9));
@@ -180,9 +176,7 @@ TEST_F(state_file, whose_folder_is_missing_or_no_folder_is_named) {
   put("a file");
   for (const auto& where : {folder + "/missing/demo.state", path + "/demo.state", folder}) {
     const auto store = membership_store::open(where, "demo");
-    ASSERT_FALSE(store) << where;
-    EXPECT_EQ(store.error().code, errc::invalid_config);
-    EXPECT_THAT(store.error().message, HasSubstr(where));
+    ASSERT_THAT(store, fails_with(errc::invalid_config, HasSubstr(where))) << where;
     EXPECT_THAT(store.error().message, HasSubstr("supervisor.state_file"));
   }
 }

@@ -3,6 +3,7 @@
 #include <random>
 #include <set>
 
+#include "fails_with.hpp"
 #include "routing_fixture.hpp"
 
 namespace troupe::actors {
@@ -11,6 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 /// Two prefill replicas of one rank, three decode replicas of two ranks, one edge.
 router_options demo_routes(placement_policy decode = placement_policy::round_robin) {
@@ -198,9 +200,7 @@ TEST_F(router_of_a_cluster, the_line_is_bounded) {
   EXPECT_TRUE(ask(1000));
   EXPECT_TRUE(ask(1000));
   const auto third = ask(1000);
-  ASSERT_FALSE(third);
-  EXPECT_EQ(third.error().code, errc::overloaded);
-  EXPECT_THAT(third.error().message, HasSubstr("2 requests wait already"));
+  ASSERT_THAT(third, fails_with(errc::overloaded, HasSubstr("2 requests wait already")));
 }
 
 TEST_F(router_of_a_cluster, a_router_that_stops_leaves_nobody_waiting) {
@@ -230,9 +230,8 @@ TEST_F(router_of_a_cluster, asks_for_both_stages_when_more_than_one_edge_fits) {
   routes = router{o};
   all_up();
   const auto outcome = ask();
-  ASSERT_FALSE(outcome);
-  EXPECT_EQ(outcome.error().code, errc::invalid_config);
-  EXPECT_THAT(outcome.error().message, HasSubstr("prefill -> decode, decode -> prefill"));
+  ASSERT_THAT(outcome,
+              fails_with(errc::invalid_config, HasSubstr("prefill -> decode, decode -> prefill")));
   const auto named = ask(0, "decode", "");
   ASSERT_TRUE(named);
   EXPECT_EQ(std::get<placement>(*named).mode, transfer_mode::read);
@@ -264,9 +263,7 @@ TEST_F(router_of_a_cluster, an_endless_list_of_nodes_that_failed_is_refused) {
                              std::vector<std::string>{std::string(1 << 20, 'x')}}) {
     r.failed = failed;
     const auto outcome = routes.place(r, now);
-    ASSERT_FALSE(outcome);
-    EXPECT_EQ(outcome.error().code, errc::invalid_config);
-    EXPECT_THAT(outcome.error().message, HasSubstr("that failed it"));
+    ASSERT_THAT(outcome, fails_with(errc::invalid_config, HasSubstr("that failed it")));
   }
 }
 

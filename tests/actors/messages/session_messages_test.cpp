@@ -17,12 +17,14 @@
 #include "troupe/transport/backend.hpp"
 
 #include "allocations.hpp"
+#include "fails_with.hpp"
 #include "seed.hpp"
 
 namespace troupe::actors {
 namespace {
 
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 using frame = std::vector<std::byte>;
 
 class source {
@@ -260,9 +262,8 @@ TEST(session_messages, a_byte_behind_the_last_field_is_refused) {
     auto f = encoded(from.message(kind));
     f.push_back(std::byte{0});
     const auto back = decode(f);
-    ASSERT_FALSE(back) << kind;
-    EXPECT_EQ(back.error().code, errc::out_of_range);
-    EXPECT_THAT(back.error().message, HasSubstr("ends 1 bytes before its frame"));
+    ASSERT_THAT(back, fails_with(errc::out_of_range, HasSubstr("ends 1 bytes before its frame")))
+        << kind;
   }
 }
 
@@ -310,9 +311,7 @@ TEST(session_messages, another_version_is_refused_naming_both) {
   auto f = encoded(transfer_release{transfer_id{1}});
   put<std::uint16_t>(f, 0, 9);
   const auto back = decode(f);
-  ASSERT_FALSE(back);
-  EXPECT_EQ(back.error().code, errc::version_mismatch);
-  EXPECT_THAT(back.error().message, HasSubstr("9"));
+  ASSERT_THAT(back, fails_with(errc::version_mismatch, HasSubstr("9")));
   EXPECT_THAT(back.error().message, HasSubstr(std::to_string(session_version)));
 }
 
@@ -322,9 +321,7 @@ TEST(session_messages, an_unknown_type_is_refused) {
     auto f = encoded(transfer_release{transfer_id{1}});
     put(f, 2, type);
     const auto back = decode(f);
-    ASSERT_FALSE(back);
-    EXPECT_EQ(back.error().code, errc::out_of_range);
-    EXPECT_THAT(back.error().message, HasSubstr("type " + std::to_string(type)));
+    ASSERT_THAT(back, fails_with(errc::out_of_range, HasSubstr("type " + std::to_string(type))));
   }
 }
 
@@ -345,9 +342,7 @@ TEST(session_messages, an_enum_out_of_range_is_refused_naming_the_field) {
     auto r = small_request();
     r.bytes[r.mode] = static_cast<std::byte>(number);
     const auto back = decode(r.bytes);
-    ASSERT_FALSE(back);
-    EXPECT_EQ(back.error().code, errc::out_of_range);
-    EXPECT_THAT(back.error().message, HasSubstr("transfer_request.mode"));
+    ASSERT_THAT(back, fails_with(errc::out_of_range, HasSubstr("transfer_request.mode")));
   }
   auto abort = encoded(transfer_abort{transfer_id{1}, errc::aborted, "x"});
   for (const int number : {0, static_cast<int>(errc::internal) + 1, 255}) {
@@ -393,9 +388,8 @@ TEST(session_messages, a_count_that_the_frame_cannot_hold_is_refused_before_anyt
       const auto back = decode(changed);
       EXPECT_LT(troupe::testing::allocations.largest, 512u)
           << name << " " << count;  // the sentence
-      ASSERT_FALSE(back) << name << " " << count;
-      EXPECT_EQ(back.error().code, errc::out_of_range);
-      EXPECT_THAT(back.error().message, HasSubstr("transfer_request." + name));
+      ASSERT_THAT(back, fails_with(errc::out_of_range, HasSubstr("transfer_request." + name)))
+          << name << " " << count;
     }
   }
 }
@@ -488,18 +482,14 @@ TEST(session_messages, blocks_that_are_none_are_refused) {
                           {0x88, 0x00},                          // 4 encoded in two digits
                           {1, 0xff, 0xff, 0xff, 0xff, 0x0f}}) {  // a run beyond the last number
     const auto back = with(bad);
-    ASSERT_FALSE(back);
-    EXPECT_EQ(back.error().code, errc::out_of_range);
-    EXPECT_THAT(back.error().message, HasSubstr("transfer_request.blocks"));
+    ASSERT_THAT(back, fails_with(errc::out_of_range, HasSubstr("transfer_request.blocks")));
   }
 }
 
 TEST(session_messages, a_field_beyond_its_bound_is_refused_by_both_sides_naming_it) {
   const auto refused = [](const session_message& m, const char* field) {
     const auto out = encode(m);
-    ASSERT_FALSE(out) << field;
-    EXPECT_EQ(out.error().code, errc::out_of_range);
-    EXPECT_THAT(out.error().message, HasSubstr(std::string{type_name(m)}));
+    ASSERT_THAT(out, fails_with(errc::out_of_range, HasSubstr(std::string{type_name(m)}))) << field;
     EXPECT_THAT(out.error().message, HasSubstr(field));
   };
   transfer_request r;

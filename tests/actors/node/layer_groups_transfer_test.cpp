@@ -12,10 +12,13 @@
 
 #include "broken_wire.hpp"
 #include "cache_bytes.hpp"
+#include "fails_with.hpp"
 #include "ways.hpp"
 
 namespace troupe::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr std::uint32_t block_tokens = 16;
 constexpr std::uint32_t pool = 48;
@@ -188,10 +191,8 @@ TEST_P(layer_groups, who_wants_what_the_source_does_not_hold_is_refused_alone) {
   const auto sent = send(here).value();
   ASSERT_TRUE(prefill->seal(sent, tokens));
   const auto refused = decode->wait(decode->receive(wish({table(0, 10), table(48, 30)})).value());
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::out_of_range);
-  EXPECT_NE(refused.error().message.find("group 1 of layers from token 48 on"), std::string::npos)
-      << refused.error().message;
+  ASSERT_THAT(refused,
+              fails_with(errc::out_of_range, HasSubstr("group 1 of layers from token 48 on")));
   const std::vector<group_blocks> fits{table(0, 10), table(64, 30)};
   const auto end = decode->wait(decode->receive(wish(fits)).value());
   ASSERT_TRUE(end) << to_string(end.error());
@@ -271,9 +272,7 @@ TEST_P(layer_groups, a_state_moves_though_no_group_keeps_a_token) {
 TEST_P(layer_groups, what_is_not_one_table_for_each_is_refused_at_once) {
   start();
   const auto refused = [&](const auto& call, errc code, const char* words) {
-    ASSERT_FALSE(call) << words;
-    EXPECT_EQ(call.error().code, code) << call.error().message;
-    EXPECT_NE(call.error().message.find(words), std::string::npos) << call.error().message;
+    ASSERT_THAT(call, fails_with(code, HasSubstr(words))) << words;
   };
   refused(send({table(0, 0)}), errc::invalid_config, "for 1 group of layers; the layout has 2");
   refused(send({table(0, 0), table(8, 20)}), errc::invalid_config,
@@ -301,10 +300,7 @@ TEST_P(layer_groups, a_peer_without_them_is_another_layout) {
   auto spec = wish({});
   spec.blocks = table(0, 0).blocks;
   const auto end = decode->wait(decode->receive(spec).value());
-  ASSERT_FALSE(end);
-  EXPECT_EQ(end.error().code, errc::layout_mismatch);
-  EXPECT_NE(end.error().message.find("number of groups of layers"), std::string::npos)
-      << end.error().message;
+  ASSERT_THAT(end, fails_with(errc::layout_mismatch, HasSubstr("number of groups of layers")));
 }
 
 INSTANTIATE_TEST_SUITE_P(over, layer_groups, ::testing::ValuesIn(every_way()), name_of);

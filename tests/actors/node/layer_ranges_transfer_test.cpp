@@ -15,6 +15,7 @@
 #include "troupe/kvcache/layer_parts.hpp"
 #include "troupe/kvcache/layout_fingerprint.hpp"
 
+#include "fails_with.hpp"
 #include "fault_fixture.hpp"
 
 namespace troupe::testing {
@@ -401,9 +402,8 @@ TEST_P(refused_rank, for_what_it_keeps_asks_again_and_no_send_has_failed) {
   auto& first = *decodes.front();
   const placed_request more{{table(0, 5), table(window, 0)}, 3};
   const auto refused = end_of(first, receive(first, more, GetParam().how));
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::out_of_range);
-  EXPECT_THAT(refused.error().message, HasSubstr("group 1 of layers from token 48 on"));
+  ASSERT_THAT(refused,
+              fails_with(errc::out_of_range, HasSubstr("group 1 of layers from token 48 on")));
   std::vector<operation_id> asked;
   for (auto& node : decodes) asked.push_back(receive_with(*node, ""));
   for (std::size_t rank = 0; rank < prefills.size(); ++rank) seal(rank);
@@ -505,10 +505,9 @@ TEST_F(joined_parts, of_which_one_is_missing_are_refused_before_a_byte_moves) {
   cache_bytes{*all}.poison();
   const auto untouched = bytes_of(*all);
   const auto lacks = take(*all, {"engines.p.0"});
-  ASSERT_FALSE(lacks);
-  EXPECT_EQ(lacks.error().code, errc::layout_mismatch);
-  EXPECT_THAT(lacks.error().message,
-              AllOf(HasSubstr("layers 4 to 5 of the model's 6"), HasSubstr("none of the sources")));
+  ASSERT_THAT(lacks,
+              fails_with(errc::layout_mismatch, AllOf(HasSubstr("layers 4 to 5 of the model's 6"),
+                                                      HasSubstr("none of the sources"))));
   EXPECT_TRUE(bytes_of(*all) == untouched);
   const auto whole = take(*all, {"engines.p.0", "engines.p.1"});
   ASSERT_TRUE(whole) << to_string(whole.error());
@@ -525,10 +524,9 @@ TEST_F(joined_parts, of_which_two_hold_one_layer_are_refused_by_name) {
   (void)offer(*first);
   (void)offer(*second);
   const auto twice = take(*all, {"engines.p.1", "engines.p.0"});
-  ASSERT_FALSE(twice);
-  EXPECT_EQ(twice.error().code, errc::layout_mismatch);
-  EXPECT_THAT(twice.error().message, AllOf(HasSubstr("layer 3 of the model's 6"),
-                                           HasSubstr("`engines.p.0` and by `engines.p.1`")));
+  ASSERT_THAT(twice, fails_with(errc::layout_mismatch,
+                                AllOf(HasSubstr("layer 3 of the model's 6"),
+                                      HasSubstr("`engines.p.0` and by `engines.p.1`"))));
 }
 
 TEST_F(joined_parts, that_do_not_stand_where_they_say_do_not_start) {
@@ -587,11 +585,10 @@ TEST(parts_of_a_file, have_the_layers_that_it_gives_them) {
   auto other = layout_of({{{0, 2}}, 2}, 0, false);
   other.total_layers = 4;
   const auto refused = engine::start(c.deployment(), "prefill-0-pp1-tp1", own(std::move(other)));
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::layout_mismatch);
-  EXPECT_THAT(refused.error().message,
-              AllOf(HasSubstr("prefill-0-pp1-tp1"), HasSubstr("rank 3 of 4"),
-                    HasSubstr("says rank 0 of 2 and layers 0 to 1 of the model's 4")));
+  ASSERT_THAT(refused,
+              fails_with(errc::layout_mismatch,
+                         AllOf(HasSubstr("prefill-0-pp1-tp1"), HasSubstr("rank 3 of 4"),
+                               HasSubstr("says rank 0 of 2 and layers 0 to 1 of the model's 4"))));
 }
 
 /// A pipeline of two parts, one of which is killed.

@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 
+#include "fails_with.hpp"
 #include "listening_link.hpp"
 #include "ways.hpp"
 
@@ -111,10 +112,9 @@ TEST_F(checked_calls, receive_into_no_block_twice) {
                                     64,
                                     0,
                                     {b[0], b[1], b[2], b[1]}});
-  ASSERT_FALSE(asked);
-  EXPECT_EQ(asked.error().code, errc::invalid_config);
-  EXPECT_THAT(asked.error().message,
-              HasSubstr("block " + std::to_string(b[1].value) + " is named twice"));
+  ASSERT_THAT(asked,
+              fails_with(errc::invalid_config,
+                         HasSubstr("block " + std::to_string(b[1].value) + " is named twice")));
 }
 
 TEST_F(checked_calls, put_only_where_an_edge_leads) {
@@ -122,9 +122,9 @@ TEST_F(checked_calls, put_only_where_an_edge_leads) {
       10);  // longer than the node lives: the outcomes do not matter
   for (const std::string peer : {"store-0", "supervisor"}) {
     const auto asked = node->put(peer, "key", bytes);
-    ASSERT_FALSE(asked) << peer;
-    EXPECT_EQ(asked.error().code, errc::invalid_config) << peer;
-    EXPECT_THAT(asked.error().message, HasSubstr("no edge between stage `decode` and `")) << peer;
+    ASSERT_THAT(asked,
+                fails_with(errc::invalid_config, HasSubstr("no edge between stage `decode` and `")))
+        << peer;
   }
   for (const std::string peer : {"decode-0", "decode-1", "prefill-0-tp0"})
     EXPECT_TRUE(node->put(peer, "key", bytes)) << peer;
@@ -134,9 +134,9 @@ TEST_F(checked_calls, get_query_and_remove_only_where_an_edge_leads) {
   for (const std::string peer : {"store-0", "supervisor"}) {
     for (const auto& asked :
          {node->get(peer, "key"), node->query(peer, "key"), node->remove(peer, "key")}) {
-      ASSERT_FALSE(asked) << peer;
-      EXPECT_EQ(asked.error().code, errc::invalid_config) << peer;
-      EXPECT_THAT(asked.error().message, HasSubstr("no edge between stage `decode` and `")) << peer;
+      ASSERT_THAT(asked, fails_with(errc::invalid_config,
+                                    HasSubstr("no edge between stage `decode` and `")))
+          << peer;
     }
   }
   for (const std::string peer : {"decode-0", "decode-1", "prefill-0-tp0"})
@@ -166,10 +166,9 @@ TEST(layout_of_an_engine, says_the_rank_that_the_deployment_makes_of_its_node) {
     for (const auto bytes : kvcache::region_sizes(*with.layout)) memory.emplace_back(bytes);
     for (auto& one : memory) with.regions.emplace_back(one);
     const auto node = engine::start(c.deployment(), "decode-0-tp1", with);
-    ASSERT_FALSE(node);
-    EXPECT_EQ(node.error().code, errc::layout_mismatch);
-    EXPECT_THAT(node.error().message, AllOf(HasSubstr("decode-0-tp1"), HasSubstr("rank 1 of 2"),
-                                            HasSubstr("rank 0 of " + std::to_string(size))));
+    ASSERT_THAT(node, fails_with(errc::layout_mismatch,
+                                 AllOf(HasSubstr("decode-0-tp1"), HasSubstr("rank 1 of 2"),
+                                       HasSubstr("rank 0 of " + std::to_string(size)))));
   }
 }
 

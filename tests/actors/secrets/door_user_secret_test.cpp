@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "fails_with.hpp"
 #include "scratch_folder.hpp"
 #include "text_of.hpp"
 
@@ -22,6 +23,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 using troupe::testing::text_of;
 
 class secret_of_a_user : public ::testing::Test {
@@ -102,9 +104,7 @@ TEST_F(secret_of_a_user, without_a_home_says_what_to_set) {
   ::unsetenv("XDG_STATE_HOME");
   ::unsetenv("HOME");
   const auto path = make_user_secret("demo");
-  ASSERT_FALSE(path);
-  EXPECT_EQ(path.error().code, errc::invalid_config);
-  EXPECT_THAT(path.error().message, HasSubstr("neither XDG_STATE_HOME nor HOME"));
+  ASSERT_THAT(path, fails_with(errc::invalid_config, HasSubstr("neither XDG_STATE_HOME nor HOME")));
   EXPECT_THAT(path.error().message, HasSubstr("set XDG_STATE_HOME"));
   EXPECT_TRUE(user_secrets().empty());
 }
@@ -135,9 +135,7 @@ TEST_F(secret_of_a_user, is_not_used_where_others_can_get_at_its_folder) {
 TEST_F(secret_of_a_user, that_cannot_be_made_is_an_error_that_names_its_place) {
   ::setenv("XDG_STATE_HOME", "/proc/no-such", 1);
   const auto path = make_user_secret("demo");
-  ASSERT_FALSE(path);
-  EXPECT_EQ(path.error().code, errc::invalid_config);
-  EXPECT_THAT(path.error().message, HasSubstr("/proc/no-such/troupe/demo"));
+  ASSERT_THAT(path, fails_with(errc::invalid_config, HasSubstr("/proc/no-such/troupe/demo")));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "child_process.hpp"
 #include "cluster_peer.hpp"
 #include "end_of_monitored.hpp"
+#include "fails_with.hpp"
 #include "free_port.hpp"
 #include "waiting.hpp"
 
@@ -28,6 +29,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using troupe::testing::child_process;
 using troupe::testing::comes_true;
+using troupe::testing::fails_with;
 using troupe::testing::wait_limit;
 
 /// For timeouts that must not end a wait: longer than any wait.
@@ -285,18 +287,14 @@ TEST_F(cluster, a_taken_port_is_named) {
   start();
   const auto again =
       here->publish(spawn_supervisor(here->system(), three_nodes()), "127.0.0.1", port);
-  ASSERT_FALSE(again);
-  EXPECT_EQ(again.error().code, errc::already_exists);
-  EXPECT_THAT(again.error().message,
-              HasSubstr("cannot listen at 127.0.0.1:" + std::to_string(port) +
-                        ": Address already in use; choose another port"));
+  ASSERT_THAT(again, fails_with(errc::already_exists,
+                                HasSubstr("cannot listen at 127.0.0.1:" + std::to_string(port) +
+                                          ": Address already in use; choose another port")));
 }
 
 TEST_F(cluster, an_address_of_another_host_is_named) {
   const auto bound = here->publish(spawn_supervisor(here->system(), three_nodes()), "192.0.2.1", 0);
-  ASSERT_FALSE(bound);
-  EXPECT_EQ(bound.error().code, errc::invalid_config);
-  EXPECT_THAT(bound.error().message, HasSubstr("not an address of this machine"));
+  ASSERT_THAT(bound, fails_with(errc::invalid_config, HasSubstr("not an address of this machine")));
 }
 
 TEST_F(cluster, a_listener_that_says_nothing_is_given_up_at_the_deadline) {
@@ -324,9 +322,7 @@ TEST_F(cluster, a_port_where_nobody_listens_is_unreachable_at_once) {
     free_port = gone.number();
   }
   const auto found = here->connect<supervisor_actor>("127.0.0.1", free_port, wait_limit);
-  ASSERT_FALSE(found);
-  EXPECT_EQ(found.error().code, errc::peer_unreachable);
-  EXPECT_THAT(found.error().message, HasSubstr("Connection refused"));
+  ASSERT_THAT(found, fails_with(errc::peer_unreachable, HasSubstr("Connection refused")));
   EXPECT_EQ(here->connect<supervisor_actor>("127.0.0.1", 0, milliseconds{100}).error().code,
             errc::invalid_config);
 }
@@ -387,9 +383,7 @@ TEST_F(cluster, a_client_sees_members_places_reports_and_calls) {
             errc::out_of_range);
 
   const auto placed = c.place({"r1", "prefill", "decode", 0, {}});
-  ASSERT_FALSE(placed);
-  EXPECT_EQ(placed.error().code, errc::peer_unreachable);
-  EXPECT_THAT(placed.error().message, HasSubstr("stage 'prefill'"));
+  ASSERT_THAT(placed, fails_with(errc::peer_unreachable, HasSubstr("stage 'prefill'")));
 }
 
 TEST_F(cluster, a_client_outlives_a_supervisor_that_is_killed_and_gives_up_on_a_stopped_one) {

@@ -9,6 +9,7 @@
 
 #include "troupe/actors/request_carrier.hpp"
 
+#include "fails_with.hpp"
 #include "free_port.hpp"
 #include "own_connections.hpp"
 #include "reference_cluster.hpp"
@@ -19,6 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 using troupe::testing::reset_connections;
 
 /// Long enough to be hit during its computation, whose time grows with the square; a sanitizer
@@ -365,10 +367,7 @@ TEST_F(carried, says_what_was_missing_when_its_time_is_over) {
   const auto until = std::chrono::steady_clock::now() + what.deadline - 50ms;  // whole milliseconds
   const auto outcome = carry(std::move(what)).get();
   EXPECT_GE(std::chrono::steady_clock::now(), until) << "a node that comes late is as good";
-  ASSERT_FALSE(outcome);
-  EXPECT_EQ(outcome.error().code, errc::deadline) << to_string(outcome.error());
-  EXPECT_NE(outcome.error().message.find("no replica of stage 'decode' is up"), std::string::npos)
-      << to_string(outcome.error());
+  ASSERT_THAT(outcome, fails_with(errc::deadline, HasSubstr("no replica of stage 'decode' is up")));
 }
 
 TEST_F(carried, still_says_what_was_missing_when_the_supervisor_has_answered_no_more) {
@@ -518,9 +517,7 @@ TEST_P(outdated, placements_are_refused_by_their_epoch_and_new_ones_served) {
   auto prefilling = std::async(
       std::launch::async, [&] { return call("prefill-0", "prefill", to_json(prefill_of("old"))); });
   const auto refused = call("decode-0", "decode", to_json(decode_of("old", old)));
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::stale_incarnation) << to_string(refused.error());
-  EXPECT_THAT(refused.error().message, HasSubstr(GetParam()));
+  ASSERT_THAT(refused, fails_with(errc::stale_incarnation, HasSubstr(GetParam())));
   EXPECT_THAT(refused.error().message, HasSubstr("epoch " + std::to_string(old.epoch)));
   auto aborted = [&] { return call("prefill-0", "abort", abort_to_json("old")).has_value(); };
   EXPECT_TRUE(comes_true(aborted));

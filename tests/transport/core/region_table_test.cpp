@@ -6,9 +6,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fails_with.hpp"
+
 namespace troupe::transport {
 
 namespace {
+
+using troupe::testing::fails_with;
 
 TEST(region_table_test, allocated_memory_is_zeroed_writable_and_cannot_be_shrunk_under_a_peer) {
   region_table table{4};
@@ -47,9 +51,8 @@ TEST(region_table_test, an_overlap_is_refused_and_names_the_region_that_is_there
   for (const auto& [from, size] : {std::pair{100, 100}, {150, 10}, {50, 51}, {199, 1}, {0, 1000}}) {
     const auto refused = table.add(
         all.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(size)), "second");
-    ASSERT_FALSE(refused) << from << " " << size;
-    EXPECT_EQ(refused.error().code, errc::already_exists);
-    EXPECT_THAT(refused.error().message, ::testing::HasSubstr("'first'"));
+    ASSERT_THAT(refused, fails_with(errc::already_exists, ::testing::HasSubstr("'first'")))
+        << from << " " << size;
   }
   EXPECT_TRUE(table.add(all.subspan(0, 100), "before"));
   EXPECT_TRUE(table.add(all.subspan(200, 100), "behind"));
@@ -60,9 +63,7 @@ TEST(region_table_test, null_empty_and_too_much_memory_are_refused) {
   EXPECT_EQ(table.allocate(0, "none").error().code, errc::invalid_config);
   EXPECT_EQ(table.add({}, "null").error().code, errc::invalid_config);
   const auto huge = table.allocate(std::uint64_t{1} << 62, "huge");
-  ASSERT_FALSE(huge);
-  EXPECT_EQ(huge.error().code, errc::pool_exhausted);
-  EXPECT_THAT(huge.error().message, ::testing::HasSubstr("MiB are free"));
+  ASSERT_THAT(huge, fails_with(errc::pool_exhausted, ::testing::HasSubstr("MiB are free")));
   ASSERT_TRUE(table.allocate(10, "one"));
   EXPECT_EQ(table.allocate(10, "two").error().code, errc::overloaded);
 }
@@ -120,9 +121,7 @@ TEST(region_table_test, memory_of_a_device_is_nothing_for_backends_that_copy) {
                         .value();
   for (const auto by : {backend_kind::tcp, backend_kind::shm}) {
     const auto refused = table.use_on_host(gpu, by);
-    ASSERT_FALSE(refused);
-    EXPECT_EQ(refused.error().code, errc::backend_unavailable);
-    EXPECT_THAT(refused.error().message, ::testing::HasSubstr("'gpu'"));
+    ASSERT_THAT(refused, fails_with(errc::backend_unavailable, ::testing::HasSubstr("'gpu'")));
     EXPECT_THAT(refused.error().message, ::testing::HasSubstr(std::string{to_string(by)}));
     EXPECT_TRUE(table.use_on_host(host, by));
     EXPECT_EQ(table.use_on_host(region_id{77}, by).error().code, errc::unknown_region);
@@ -152,9 +151,7 @@ TEST(region_table_test, a_withdrawn_region_goes_on_for_those_that_use_it_and_tak
   EXPECT_TRUE(table.withdraw(id));
   EXPECT_TRUE(table.withdraw(id));
   const auto late = table.use(id);
-  ASSERT_FALSE(late);
-  EXPECT_EQ(late.error().code, errc::unknown_region);
-  EXPECT_THAT(late.error().message, ::testing::HasSubstr("'kv' was withdrawn"));
+  ASSERT_THAT(late, fails_with(errc::unknown_region, ::testing::HasSubstr("'kv' was withdrawn")));
   const auto again = used.again();
   EXPECT_EQ(table.remove(id).error().code, errc::overloaded);
   used.release();

@@ -9,6 +9,7 @@
 #include "troupe/transport/owned_fd.hpp"
 #include "troupe/transport/tcp/sender.hpp"
 
+#include "fails_with.hpp"
 #include "gpu_double.hpp"
 #include "gpu_nodes.hpp"
 #include "waiting.hpp"
@@ -22,6 +23,7 @@ using contract::end;
 using xgmi::copy_way;
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
+using troupe::testing::fails_with;
 
 constexpr transfer_id t1{0x1111};
 constexpr std::uint64_t mib = std::uint64_t{1} << 20;
@@ -239,9 +241,7 @@ TEST(tcp_gpu, a_gpu_that_is_lost_is_out_of_service_and_says_so_at_once) {
   const auto given = two_nodes::grant(n.b);
   n.gpus_a->lose();
   const auto posted = n.a.wire->post(n.work(direction::write, {{n.a.region, given, {all}}}));
-  ASSERT_FALSE(posted);
-  EXPECT_EQ(posted.error().code, errc::backend_unavailable);
-  EXPECT_THAT(posted.error().message, HasSubstr("fallen off the bus"));
+  ASSERT_THAT(posted, fails_with(errc::backend_unavailable, HasSubstr("fallen off the bus")));
   const auto granted = n.a.wire->grant(n.a.region, {{0, mib, 0, 1}}, access::read_write, t1);
   ASSERT_FALSE(granted);
   EXPECT_EQ(granted.error().code, errc::backend_unavailable);
@@ -279,9 +279,8 @@ TEST(tcp_gpu, a_device_that_is_no_gpu_of_this_process_is_refused_with_what_is_in
   const auto region = n.b.place->register_memory({page, 4096}, "device", {.dmabuf = none}).value();
   ::close(none);
   const auto refused = n.b.wire->grant(region, {{0, 4096, 0, 1}}, access::write, t1);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, errc::backend_unavailable);
-  EXPECT_THAT(refused.error().message, HasSubstr("not a GPU of this process"));
+  ASSERT_THAT(refused,
+              fails_with(errc::backend_unavailable, HasSubstr("not a GPU of this process")));
 }
 
 }  // namespace troupe::transport::tcp
