@@ -60,6 +60,35 @@ layout_handle small_layout() {
   return layout_handle{layout};
 }
 
+troupe_cluster_options cluster_options_of(const std::string& text) {
+  troupe_cluster_options options{};
+  options.size = sizeof options;
+  options.deployment_text = text.c_str();
+  options.timeout_ms = 30'000;
+  return options;
+}
+
+troupe_send_spec send_of(const char* request) {
+  troupe_send_spec spec{};
+  spec.size = sizeof spec;
+  spec.request = request;
+  spec.blocks = sent_blocks;
+  spec.block_count = 3;
+  return spec;
+}
+
+troupe_receive_spec receive_of(const char* request, const char* const* source) {
+  troupe_receive_spec spec{};
+  spec.size = sizeof spec;
+  spec.request = request;
+  spec.sources = source;
+  spec.source_count = 1;
+  spec.tokens = tokens;
+  spec.blocks = received_blocks;
+  spec.block_count = 3;
+  return spec;
+}
+
 own_engine::own_engine(std::uint16_t supervisor_port, const std::string& name,
                        std::uint32_t flags) {
   troupe_engine_options options{};

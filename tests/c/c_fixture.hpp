@@ -46,6 +46,13 @@ using layout_handle = std::unique_ptr<troupe_layout, free_layout>;
 /// Two layers of two heads of 8 elements, 4 tokens a block, 8 blocks: one region.
 [[nodiscard]] layout_handle small_layout();
 
+/// `text` must outlive them.
+[[nodiscard]] troupe_cluster_options cluster_options_of(const std::string& text);
+/// A send of `sent_blocks`.
+[[nodiscard]] troupe_send_spec send_of(const char* request);
+/// A receive of all tokens from one node into `received_blocks`. `source` must outlive it.
+[[nodiscard]] troupe_receive_spec receive_of(const char* request, const char* const* source);
+
 /// An engine with a small cache of its own.
 class own_engine {
  public:

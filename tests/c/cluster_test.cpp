@@ -33,10 +33,7 @@ class c_cluster : public ::testing::Test {
     ASSERT_DONE(troupe_engine_wait_registered(prefill.get(), long_enough));
     ASSERT_DONE(troupe_engine_wait_registered(decode.get(), long_enough));
     const auto text = deployment_text(supervisor.port());
-    troupe_cluster_options options{};
-    options.size = sizeof options;
-    options.deployment_text = text.c_str();
-    options.timeout_ms = 30'000;
+    const auto options = cluster_options_of(text);
     ASSERT_DONE(troupe_cluster_connect(&options, &cluster));
     for (auto* engine : {prefill.get(), decode.get()})
       servers.emplace_back([this, engine] { serve(engine); });

@@ -30,11 +30,7 @@ class c_pair : public ::testing::Test {
   }
 
   troupe_operation send(const char* request) {
-    troupe_send_spec spec{};
-    spec.size = sizeof spec;
-    spec.request = request;
-    spec.blocks = sent_blocks;
-    spec.block_count = 3;
+    const auto spec = send_of(request);
     troupe_operation operation = 0;
     EXPECT_EQ(troupe_engine_send(prefill.get(), &spec, &operation), TROUPE_OK)
         << troupe_last_error();
@@ -42,14 +38,7 @@ class c_pair : public ::testing::Test {
   }
   troupe_operation receive(const char* request) {
     static const char* const sources[] = {"prefill-0"};
-    troupe_receive_spec spec{};
-    spec.size = sizeof spec;
-    spec.request = request;
-    spec.sources = sources;
-    spec.source_count = 1;
-    spec.tokens = tokens;
-    spec.blocks = received_blocks;
-    spec.block_count = 3;
+    const auto spec = receive_of(request, sources);
     troupe_operation operation = 0;
     EXPECT_EQ(troupe_engine_receive(decode.get(), &spec, &operation), TROUPE_OK)
         << troupe_last_error();
@@ -170,10 +159,7 @@ TEST_F(c_pair, an_abort_ends_both_sides_with_its_reason) {
 }
 
 TEST_F(c_pair, a_send_grows_and_tells_who_wants_it_on_terms_of_the_receive) {
-  troupe_send_spec growing{};
-  growing.size = sizeof growing;
-  growing.request = "r";
-  growing.blocks = sent_blocks;
+  auto growing = send_of("r");
   growing.block_count = 1;
   growing.flags = TROUPE_GROWS | TROUPE_TELL_WANTED;
   troupe_operation sending = 0;
@@ -183,14 +169,7 @@ TEST_F(c_pair, a_send_grows_and_tells_who_wants_it_on_terms_of_the_receive) {
   ASSERT_DONE(troupe_engine_identity(prefill.get(), &source));
 
   static const char* const sources[] = {"prefill-0"};
-  troupe_receive_spec spec{};
-  spec.size = sizeof spec;
-  spec.request = "r";
-  spec.sources = sources;
-  spec.source_count = 1;
-  spec.tokens = tokens;
-  spec.blocks = received_blocks;
-  spec.block_count = 3;
+  auto spec = receive_of("r", sources);
   spec.lives = &source.incarnation;
   spec.expect = "tok";
   spec.expect_size = 3;
@@ -273,11 +252,8 @@ TEST_F(c_pair, a_request_is_held_and_given_back) {
 }
 
 TEST_F(c_pair, specs_of_before_they_grew_mean_what_they_meant) {
-  troupe_send_spec spec{};
+  auto spec = send_of("r");
   spec.size = offsetof(troupe_send_spec, flags);
-  spec.request = "r";
-  spec.blocks = sent_blocks;
-  spec.block_count = 3;
   spec.flags = 0xFFFF'FFFFu;  // from memory beyond the struct
   troupe_operation sending = 0;
   ASSERT_DONE(troupe_engine_send(prefill.get(), &spec, &sending));
@@ -403,11 +379,7 @@ TEST_F(c_pair, calls_while_it_stops_and_after_are_refused_or_end) {
     all.emplace_back([&, i] {
       for (int round = 0; !over; ++round) {
         const auto request = std::to_string(i) + "." + std::to_string(round);
-        troupe_send_spec spec{};
-        spec.size = sizeof spec;
-        spec.request = request.c_str();
-        spec.blocks = sent_blocks;
-        spec.block_count = 3;
+        const auto spec = send_of(request.c_str());
         troupe_operation operation = 0;
         if (troupe_engine_send(prefill.get(), &spec, &operation) != TROUPE_OK) continue;
         ++begun;

@@ -53,10 +53,7 @@ class c_open : public ::testing::Test {
     ASSERT_DONE(troupe_engine_wait_registered(a.get(), long_enough));
     ASSERT_DONE(troupe_engine_wait_registered(b.get(), long_enough));
     const auto text = open_deployment_text(supervisor.port());
-    troupe_cluster_options options{};
-    options.size = sizeof options;
-    options.deployment_text = text.c_str();
-    options.timeout_ms = 30'000;
+    const auto options = cluster_options_of(text);
     ASSERT_DONE(troupe_cluster_connect(&options, &cluster));
   }
   ~c_open() override { troupe_cluster_free(cluster); }
@@ -82,23 +79,12 @@ class c_open : public ::testing::Test {
 TEST_F(c_open, an_engine_that_joined_receives_from_another_that_joined) {
   for (std::size_t i = 0; i < a.memory.size(); ++i)
     a.memory[i] = static_cast<unsigned char>(i * 7 + 1);
-  troupe_send_spec from{};
-  from.size = sizeof from;
-  from.request = "r";
-  from.blocks = sent_blocks;
-  from.block_count = 3;
+  const auto from = send_of("r");
   troupe_operation sending = 0;
   ASSERT_DONE(troupe_engine_send(a.get(), &from, &sending));
   static const char* const sources[] = {"engines.a.0"};
-  troupe_receive_spec to{};
-  to.size = sizeof to;
-  to.request = "r";
-  to.sources = sources;
-  to.source_count = 1;
+  auto to = receive_of("r", sources);
   to.mode = TROUPE_MODE_READ;
-  to.tokens = tokens;
-  to.blocks = received_blocks;
-  to.block_count = 3;
   troupe_operation receiving = 0;
   ASSERT_DONE(troupe_engine_receive(b.get(), &to, &receiving));
   ASSERT_DONE(troupe_engine_layers_ready(a.get(), sending, 0, 2, tokens, nullptr));
