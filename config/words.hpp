@@ -10,8 +10,8 @@
 /// The words of the file for each enum, in one place for parser, printer and messages.
 namespace troupe::config {
 
-template <typename Enum, std::size_t size>
-using word_list = std::array<std::pair<Enum, std::string_view>, size>;
+template <typename Enum, std::size_t Size>
+using word_list = std::array<std::pair<Enum, std::string_view>, Size>;
 
 template <typename Enum>
 struct enum_without_words;

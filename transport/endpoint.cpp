@@ -57,8 +57,8 @@ class local_endpoint final : public endpoint {
         regions_{options_.max_regions} {}
 
   ~local_endpoint() override {
-    local_endpoint::
-        stop();  // so that nothing calls into a backend or a link that is being destroyed
+    // Nothing may call into a backend or a link that is being destroyed.
+    local_endpoint::stop();
     backends_.clear();
   }
 

@@ -116,13 +116,16 @@ void node_core::on_call_answered(call_answered& order) {
 
 void node_core::expire_calls() {
   const auto now = std::chrono::steady_clock::now();
-  std::erase_if(calls_, [now](auto& one) {
-    if (one.second.deadline > now) return false;
-    one.second.promise.deliver(call_reply{static_cast<std::uint8_t>(errc::deadline),
-                                          "the engine did not answer the call in time",
-                                          {}});
-    return true;
-  });
+  for (auto one = calls_.begin(); one != calls_.end();) {
+    if (one->second.deadline > now) {
+      ++one;
+      continue;
+    }
+    one->second.promise.deliver(call_reply{static_cast<std::uint8_t>(errc::deadline),
+                                           "the engine did not answer the call in time",
+                                           {}});
+    one = calls_.erase(one);
+  }
 }
 
 // -- placements

@@ -27,7 +27,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds poll_interval{250};
-constexpr milliseconds patience{3000};  ///< for one answer
+constexpr milliseconds answer_within{3000};
 
 struct events_arguments {
   std::string where;
@@ -43,7 +43,7 @@ class event_reader {
   event_reader(const events_arguments& given, const cluster_address& at)
       : given_{given},
         at_{at},
-        cluster_{actors::cluster_client::unconnected(at.client(patience))},
+        cluster_{actors::cluster_client::unconnected(at.client(answer_within))},
         presence_{"events", [this] { return cluster_->supervisor_address(); }},
         cursor_{given.since} {}
   event_reader(const event_reader&) = delete;

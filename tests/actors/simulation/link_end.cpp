@@ -17,8 +17,16 @@ link_end::link_end(end_world& in, node_ptr at, node_ptr peer, transport::link_ro
 
 void link_end::here(microseconds after, std::function<void()> what) {
   world_.wires().time.after(after, [self = shared_from_this(), what = std::move(what)] {
-    self->world_.wires().in(self->at_, what);
+    self->world_.wires().in(self->at_, [self, what] { what(); });
   });
+}
+
+void link_end::put(std::function<void()> what) {
+  auto& wires = world_.wires();
+  const auto now = wires.time.now();
+  last_in_mailbox_ =
+      std::max(last_in_mailbox_, now + wires.between(microseconds{0}, microseconds{200}));
+  here(std::chrono::ceil<microseconds>(last_in_mailbox_ - now), std::move(what));
 }
 
 void link_end::handle(const end_ptr& from, const std::function<void()>& what) {
@@ -29,7 +37,9 @@ void link_end::handle(const end_ptr& from, const std::function<void()>& what) {
 }
 
 void link_end::order(link_command what) {
-  later(std::chrono::nanoseconds{0}, std::move(what));
+  put([this, what = std::make_shared<link_command>(std::move(what))] {
+    handle(nullptr, [&] { link_.handle(*what); });
+  });
 }
 
 time_point link_end::now() const {
@@ -59,10 +69,10 @@ std::function<void(link_event)> link_end::reporter() {
   return [weak = weak_from_this()](link_event event) {
     const auto self = weak.lock();
     if (!self) return;
-    self->here(microseconds{0},
-               [end = self.get(), what = std::make_shared<link_event>(std::move(event))] {
-                 end->handle(nullptr, [&] { end->link_.handle(*what); });
-               });
+    // What is in the mailbox is handled, also if the link ends meanwhile.
+    self->put([end = self.get(), what = std::make_shared<link_event>(std::move(event))] {
+      end->handle(nullptr, [&] { end->link_.handle(*what); });
+    });
   };
 }
 
@@ -78,7 +88,7 @@ void link_end::finish() {
   for (const auto& one : watchers_) {
     if (const auto watcher = one.lock()) tell_end_down(watcher);
   }
-  // The machine is still at work.
+  // The machine is still at work, and what it has told the port comes first.
   here(microseconds{0}, [this] {
     std::erase_if(at_->ends, [this](const auto& one) { return one.get() == this; });
     take_apart();

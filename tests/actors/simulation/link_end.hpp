@@ -95,6 +95,8 @@ class link_end final : public links::link_surroundings,
   [[nodiscard]] end_ptr end_of(links::far_end end) const { return end == end_ ? other_ : nullptr; }
   /// Runs it in this process, at once or when it wakes.
   void here(microseconds after, std::function<void()> what);
+  /// Puts it into the mailbox of the link's actor, which comes to it a little later.
+  void put(std::function<void()> what);
 
   end_world& world_;
   const node_ptr at_, peer_;
@@ -105,6 +107,7 @@ class link_end final : public links::link_surroundings,
   end_ptr other_;
   links::far_end end_;
   std::vector<std::weak_ptr<link_end>> watchers_;
+  moment last_in_mailbox_{};
   links::peer_link link_;
 };
 

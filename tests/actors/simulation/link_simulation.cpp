@@ -22,12 +22,17 @@ using simulation::prefill;
 using simulation::side;
 
 constexpr std::uint32_t most_batches = 6;
-/// The decode side gives a transfer up after this time.
-constexpr milliseconds deadline{15'000};
-/// By then the other side of a transfer has heard of its end, or that the link is lost.
-constexpr milliseconds heard_by{40'000};
-/// How long the cluster is watched after the last fault, and when transfers begin that must succeed.
-constexpr milliseconds calm{60'000}, trial{30'000};
+/// By then each side of a transfer has heard of its end, or that the link is lost. No transfer waits
+/// for a deadline: a link that moves nothing is made again or lost.
+constexpr milliseconds heard_by{30'000};
+/// After the last fault: when transfers begin that must succeed, when a last wire breaks, when the
+/// cluster is judged, when a node leaves it, and how long it is watched.
+constexpr milliseconds trial{30'000}, last_break{40'000}, judged{45'000}, last_leave{46'000},
+    calm{50'000};
+/// How long a quiet cluster needs to make a link again.
+constexpr milliseconds soon{2'000};
+/// How long news travel between the actors of a process that is awake.
+constexpr milliseconds while_awake{2};
 
 /// One side of a transfer, as the session actors do it: the decode side asks and says when it has
 /// everything; the prefill side posts. Both fence before they let go.
@@ -50,6 +55,7 @@ struct port {
   std::map<transfer_id, talker_ptr> talkers;
   std::map<std::uint64_t, std::uint64_t> epochs;  ///< by the link's id: the last one told
   std::set<std::uint64_t> gone;                   ///< ids of links that have been told gone
+  std::set<transfer_id> ended;                    ///< whose last word has arrived
   bool leaving{false};
 };
 
@@ -99,6 +105,7 @@ class world final : public end_world {
   // -- transfers
   void next_transfer();
   void begin_transfer(bool must_arrive);
+  void watch(const talker_ptr& made);
   void order(const talker_ptr& who, link_command what);
   void speak(const talker_ptr& who, session_message what, bool granted = false);
   void ask(const talker_ptr& who, bool again);
@@ -117,6 +124,9 @@ class world final : public end_world {
     note(who->end->at()->name + ": transfer " + std::to_string(who->transfer.value) + " " + what);
   }
   void check_calm();
+  void check_told_of(const end_ptr& of, std::uint64_t epoch);
+  void break_unseen();
+  void leave_in_peace();
 
   const options given_;
   report told_;
@@ -301,7 +311,7 @@ void world::fault() {
       if (up.empty()) return;
       const auto hit = up[chance_.upto(static_cast<std::uint32_t>(up.size() - 1))];
       happens("a wire falls silent");
-      const auto until = time_.now() + wires_.between(milliseconds{50}, milliseconds{5000});
+      const auto until = time_.now() + wires_.between(milliseconds{50}, milliseconds{100'000});
       hit->falls_silent(until);
       if (const auto peer = hit->peer(); peer && chance_.one_in(2)) peer->falls_silent(until);
       return;
@@ -386,6 +396,7 @@ void world::to_port(const end_ptr& of, port_event event) {
       ++told_.rebuilds;
     }
     last = ready->link.epoch;
+    check_told_of(of, last);
     here->ready = of;
     here->ready_epoch = last;
   } else if (std::holds_alternative<link_draining>(event.what)) {
@@ -397,8 +408,16 @@ void world::to_port(const end_ptr& of, port_event event) {
     if (here->ready == of) here->ready = nullptr;
     time_.after(wires_.between(milliseconds{20}, milliseconds{1000}), [this] { dial(); });
   } else if (auto* stray = std::get_if<unrouted_message>(&event.what)) {
+    if (is_final_message(stray->message)) here->ended.insert(route_of(stray->message));
+    // The link does not know every session yet.
+    const auto known = here->talkers.find(route_of(stray->message));
+    if (known != here->talkers.end() && known->second->end == of) {
+      return hear(talker_ptr{known->second}, stray->message);
+    }
     const auto* request = std::get_if<transfer_request>(&stray->message);
     if (request == nullptr || here->leaving) return;
+    require(!here->ended.contains(request->transfer),
+            "a transfer is asked for after its last word");
     const auto made = std::make_shared<talker>();
     made->transfer = request->transfer;
     made->role = prefill;
@@ -408,11 +427,7 @@ void world::to_port(const end_ptr& of, port_event event) {
     note(made, "is asked for over link " + std::to_string(of->id()));
     order(made, {attach_session{made->transfer, {}, made->epoch}});
     serve(made, *request);
-    time_.after(heard_by, [this, made] {
-      if (made->over || !made->end->at()->alive) return;
-      violate("the prefill side of transfer " + std::to_string(made->transfer.value) +
-              " hears of no end");
-    });
+    watch(made);
   }
 }
 
@@ -441,16 +456,23 @@ void world::begin_transfer(bool must_arrive) {
   here.talkers.emplace(made->transfer, made);
   order(made, {attach_session{made->transfer, {}, made->epoch}});
   ask(made, false);
-  time_.after(deadline, [this, made] {
+  if (must_arrive || !chance_.one_in(5)) return watch(made);
+  // Its engine gives it up.
+  time_.after(wires_.between(microseconds{0}, milliseconds{60}), [this, made] {
     in(made->end->at(), [this, made] {
       if (made->ending) return;
-      speak(made, make_abort(made->transfer, {errc::deadline, "its time is over"}));
+      speak(made, make_abort(made->transfer, {errc::aborted, "the engine gave it up"}));
       let_go(made);
     });
   });
+  watch(made);
+}
+
+void world::watch(const talker_ptr& made) {
   time_.after(heard_by, [this, made] {
     if (made->over || !made->end->at()->alive) return;
-    violate("the decode side of transfer " + std::to_string(made->transfer.value) + " never ends");
+    violate(made->end->at()->name + ": transfer " + std::to_string(made->transfer.value) +
+            " hears of no end");
   });
 }
 
@@ -467,7 +489,9 @@ void world::ended(const end_ptr& of) {
   auto* here = port_of(of->at());
   if (here == nullptr) return;
   for (const auto& [transfer, who] : std::map{here->talkers}) {
-    if (who->end == of) to_session(of, transfer, {link_is_lost{{errc::peer_lost, "it is gone"}}});
+    if (who->end != of) continue;
+    to_session(of, transfer, {link_is_lost{{errc::peer_lost, "it is gone"}}});
+    to_session(of, transfer, {transfer_fenced{}});
   }
 }
 
@@ -484,7 +508,7 @@ void world::ask(const talker_ptr& who, bool again) {
   request.transfer = who->transfer;
   request.request = "r" + std::to_string(who->transfer.value);
   request.token_end = who->batches;
-  request.deadline_ms = 1000;
+  request.deadline_ms = static_cast<std::uint32_t>(who->epoch);  // the answers name it
   if (again) request.progress.emplace();
   speak(who, std::move(request), true);
 }
@@ -494,7 +518,7 @@ void world::serve(const talker_ptr& who, const transfer_request& request) {
     transport::batch work;
     work.id = transport::batch_id{i};
     work.transfer = who->transfer;
-    work.frame = *encode(transfer_sealed{who->transfer, i, request.token_end, {}});
+    work.frame = *encode(transfer_sealed{who->transfer, i, request.deadline_ms, {}});
     order(who, {post_batch{std::move(work), who->epoch}});
   }
 }
@@ -502,6 +526,7 @@ void world::serve(const talker_ptr& who, const transfer_request& request) {
 void world::hear(const talker_ptr& who, const session_message& message) {
   note(who, "hears " + std::string{type_name(message)});
   require(!who->lost, "a session hears its peer after it was told that the link is lost");
+  if (is_final_message(message)) ports_[who->role].ended.insert(who->transfer);
   if (who->ending) return;
   if (is_final_message(message)) return let_go(who);
   if (who->role == prefill) {
@@ -510,6 +535,7 @@ void world::hear(const talker_ptr& who, const session_message& message) {
   }
   const auto* part = std::get_if<transfer_sealed>(&message);
   if (part == nullptr) return;
+  require(part->batches == who->epoch, "an answer comes from an epoch that is over");
   who->got.insert(part->token_end);
   if (who->got.size() < who->batches) return;
   who->whole = true;
@@ -545,8 +571,6 @@ void world::to_session(const end_ptr& of, transfer_id transfer, session_event ev
     hear(who, *message);
   } else if (const auto* back = std::get_if<link_is_back>(&event.what)) {
     require(back->epoch > who->epoch, "a session is told of an epoch that is over");
-    require(back->epoch == here->epochs[of->id()],
-            "a session is told of another epoch than the port");
     who->epoch = back->epoch;
     note(who, "hears of epoch " + std::to_string(who->epoch));
     if (who->role == decode && !who->ending) ask(who, true);
@@ -587,6 +611,53 @@ void world::check_calm() {
   }
 }
 
+/// In a while all transfers of a link that was made again have heard of it.
+void world::check_told_of(const end_ptr& of, std::uint64_t epoch) {
+  time_.after(while_awake, [this, of, epoch] {
+    auto* here = port_of(of->at());
+    if (here == nullptr || of->finished() || here->epochs[of->id()] != epoch) return;
+    if (time_.now() < of->at()->frozen_until + while_awake) return check_told_of(of, epoch);
+    if (of->link().report().state != "up") return;  // it has broken again
+    for (const auto& [transfer, who] : here->talkers) {
+      if (who->end != of || who->lost) continue;
+      require(who->epoch == epoch, "transfer " + std::to_string(transfer.value) +
+                                       " has not heard that its link is back");
+    }
+  });
+}
+
+/// Breaks the idle wire for the end that waits to be dialled: the other one must hear of it.
+void world::break_unseen() {
+  const auto acceptor = ports_[prefill].ready, dialler = ports_[decode].ready;
+  for (const auto& hit : wires_up()) {
+    const auto peer = hit->peer();
+    if (!peer || hit->role() != transport::link_role::acceptor) continue;
+    hit->breaks(microseconds{0});
+    peer->breaks(std::nullopt);
+  }
+  const auto before = told_.rebuilds;
+  time_.after(soon, [this, acceptor, dialler, before] {
+    require(ports_[prefill].ready == acceptor && ports_[decode].ready == dialler &&
+                told_.rebuilds == before + 2,
+            "a wire whose break only one end saw is not made again");
+  });
+}
+
+/// A node that leaves tells its peer, which does not take the link for broken.
+void world::leave_in_peace() {
+  const auto node = ports_[prefill].at;
+  for (std::uint32_t i = 1; i < 200; ++i) {
+    time_.after(i * milliseconds{5}, [this, node] {
+      require(node->context->counters.links_broken == 0,
+              "a link is made again though its node leaves");
+    });
+  }
+  time_.after(milliseconds{1500}, [this, node] {
+    require(node->ends.empty(), "the link to a node that has left is still there");
+  });
+  leave(decode);
+}
+
 report world::run() {
   end_of_faults_ = time_.now() + given_.faults_for;
   start(decode);
@@ -597,13 +668,15 @@ report world::run() {
     time_.at(end_of_faults_ + trial + i * milliseconds{500},
              [this] { in(ports_[decode].at, [this] { begin_transfer(true); }); });
   }
+  time_.at(end_of_faults_ + last_break, [this] { break_unseen(); });
+  time_.at(end_of_faults_ + judged, [this] { check_calm(); });
+  time_.at(end_of_faults_ + last_leave, [this] { leave_in_peace(); });
   const auto end = end_of_faults_ + calm;
   while (told_.violation.empty() && time_.now() < end && time_.step()) {
     ++told_.events;
     const auto now = static_cast<std::uint64_t>(time_.now().time_since_epoch().count());
     told_.digest = (told_.digest ^ now ^ transfers_) * 0x100000001B3U;
   }
-  if (told_.violation.empty()) check_calm();
   return told_;
 }
 

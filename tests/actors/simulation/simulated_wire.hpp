@@ -64,6 +64,7 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
 
   [[nodiscard]] bool is_up() const noexcept { return state_ == state::up; }
   [[nodiscard]] std::shared_ptr<wire> peer() const { return peer_.lock(); }
+  [[nodiscard]] transport::link_role role() const noexcept { return options_.role; }
   /// Nothing that this end has sent arrives any more. It sees that after the time; empty: never.
   void breaks(std::optional<microseconds> seen_after);
   /// Nothing that this end sends arrives before.
@@ -80,6 +81,10 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
                                                       transport::grant_scope scope) override;
   [[nodiscard]] std::vector<transfer_id> users_of(region_id) const override { return {}; }
   [[nodiscard]] result<void> post(transport::batch work) override;
+  [[nodiscard]] result<std::shared_ptr<const transport::prepared_batch>> prepare(
+      transport::direction, std::vector<transport::piece>) override {
+    return fail(errc::backend_unavailable, "not simulated");
+  }
   [[nodiscard]] result<void> send_frame(std::span<const std::byte> frame) override;
   transport::fence_state fence(transfer_id transfer) override;
   bool poll() override { return false; }
