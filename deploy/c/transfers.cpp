@@ -206,7 +206,12 @@ troupe_status troupe_engine_seal(troupe_engine* engine, troupe_operation send, u
   return on_engine(engine, [&](engine_core& core, const auto&) -> result<void> {
     const auto given = bytes(aux, aux_size, "aux");
     if (!given) return fail(given.error());
-    if (aux_size > max_text_bytes) return fail(errc::out_of_range, "`aux` has more than 64 KiB");
+    // Checked before it is copied: no vector holds every size.
+    if (aux_size > actors::max_aux) {
+      return fail(errc::out_of_range, "`aux` has " + std::to_string(aux_size) + " bytes; at most " +
+                                          std::to_string(actors::max_aux) +
+                                          " can travel with a transfer");
+    }
     return core.node->seal(operation_id{send}, tokens, {given->begin(), given->end()});
   });
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -70,6 +71,11 @@ TEST(c_arguments, every_null_is_named) {
                  "`spec.held_for[0]` is NULL");
   EXPECT_REFUSED(troupe_engine_seal(node.get(), 1, 1, nullptr, 5), TROUPE_INVALID_CONFIG,
                  "`aux` is NULL");
+  const std::string too_much(65'537, 'x');
+  EXPECT_REFUSED(troupe_engine_seal(node.get(), 1, 1, too_much.data(), too_much.size()),
+                 TROUPE_OUT_OF_RANGE, "`aux` has 65537 bytes; at most 65536 can travel");
+  EXPECT_REFUSED(troupe_engine_seal(node.get(), 1, 1, "x", SIZE_MAX), TROUPE_OUT_OF_RANGE,
+                 "`aux` has 18446744073709551615 bytes");
   EXPECT_REFUSED(troupe_engine_put(node.get(), nullptr, "key", "v", 1, 0, &operation),
                  TROUPE_INVALID_CONFIG, "`peer` is NULL");
   EXPECT_REFUSED(troupe_engine_get(node.get(), "prefill-0", nullptr, &operation),

@@ -195,7 +195,7 @@ TEST_F(refusal, of_a_request_that_is_live_already_comes_at_once) {
   auto first = receive("r", 16);
   ASSERT_TRUE(first);
   auto again = receive("r", 16);
-  ASSERT_THAT(again, fails_with(errc::already_exists, HasSubstr("r")));
+  ASSERT_THAT(again, fails_with(errc::already_exists, HasSubstr("request `r` is live")));
   // The first is not disturbed, and its id is free again once it has ended.
   prefill->channel().say("r 16 1");
   ASSERT_TRUE(events->unpinned(*first));
