@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Two vLLM engines on one GPU or on two, a prefill and a decode; Troupe moves the cache of one prompt at a time.
 
-    gpu_pair.py [--push] [--lengths 8,512,2048,8192] [--rounds 13] [--step TOKENS] [--prefix-caching] [--lose]
-                [--own-gpus] [--latents] [--cache-dtype auto|fp8] [--model FOLDER]
+    gpu_pair.py [--connector NixlConnector] [--push] [--lengths 8,512,2048,8192] [--rounds 13] [--step TOKENS]
+                [--prefix-caching] [--lose] [--own-gpus] [--latents] [--cache-dtype auto|fp8] [--model FOLDER]
 
 Handed over: the prefill engine is asked, then the decode engine with what it answers. Pushed: both are asked at once, and
 each layer moves when the GPU has computed it. Prints, by length, milliseconds (median / greatest): of one token by the
@@ -13,6 +13,9 @@ With --prefix-caching half of each prompt is that of the round before. With --lo
 and killed in the middle of transfers. With --own-gpus each engine sees a GPU that the other does not see. The model is
 made if it is missing: seeded, 64 KiB of cache a token, or 18 KiB of latents (MLA) with --latents. Wants vLLM with CUDA,
 and TROUPE_LIBRARY and TROUPE_COMMAND of a build with -DTROUPE_GPU=cuda.
+
+With --connector another of vLLM's connectors moves the caches, in the same turns: NixlConnector, if its wheel is there.
+What it moved is not compared byte for byte, only the texts are, and it can neither push nor be asked what its link is.
 """
 import argparse
 import hashlib
@@ -27,7 +30,9 @@ import time
 
 from troupe.hand_off import KEY, VERSION, new_transfer, source_params
 
+OURS = "TroupeConnector"
 NAMES = ["prefill", "decode"]
+NIXL_PORT = 5600  # and 100 more for the decode engine
 TOKENS_OUT = 8
 WARM_UP = 3
 VOCABULARY = 4096
@@ -35,6 +40,8 @@ LAYERS = 16
 START_SECONDS, ASK_SECONDS = 240, 120
 LOST_TOKENS = 8192
 SEND = {"do_remote_decode": True, "do_remote_prefill": False}
+# NixlConnector wants all of its keys.
+SEND_BY_RIVAL = {**SEND, **dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))}
 
 
 def make_model(folder, latents):
@@ -116,11 +123,17 @@ def engine(name, asked, jobs, answers):
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
-    from troupe.vllm.worker import Worker
+    last = None
+    if asked.connector == OURS:
+        from troupe.vllm.worker import Worker
 
-    last = LastCache(Worker)
-    transfer = KVTransferConfig(kv_connector="TroupeConnector", kv_connector_module_path="troupe.vllm", kv_role="kv_both",
-                                engine_id=name, kv_connector_extra_config={"read_mode": not asked.push})
+        last = LastCache(Worker)
+        transfer = KVTransferConfig(kv_connector=OURS, kv_connector_module_path="troupe.vllm", kv_role="kv_both",
+                                    engine_id=name, kv_connector_extra_config={"read_mode": not asked.push})
+    else:
+        os.environ.update(VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1",
+                          VLLM_NIXL_SIDE_CHANNEL_PORT=str(NIXL_PORT + 100 * NAMES.index(name)))
+        transfer = KVTransferConfig(kv_connector=asked.connector, kv_role="kv_both")
     llm = LLM(model=str(asked.model), skip_tokenizer_init=True, enforce_eager=True, gpu_memory_utilization=0.2,
               max_model_len=16384, max_num_batched_tokens=asked.step, enable_prefix_caching=asked.prefix_caching,
               kv_cache_dtype=asked.cache_dtype, disable_log_stats=True, kv_transfer_config=transfer)
@@ -145,6 +158,7 @@ class Engines:
 
     def __init__(self, asked):
         self._asked = asked
+        self.are_ours = asked.connector == OURS
         self._context = multiprocessing.get_context("spawn")
         if not asked.model.is_dir():
             maker = self._context.Process(target=make_model, args=(asked.model, asked.latents))
@@ -192,7 +206,7 @@ class Engines:
 
 
 def handed_over(engines, prompt):
-    prefill = engines.ask("prefill", prompt, 1, dict(SEND))
+    prefill = engines.ask("prefill", prompt, 1, dict(SEND if engines.are_ours else SEND_BY_RIVAL))
     return prefill, engines.ask("decode", prompt, TOKENS_OUT, prefill[2])
 
 
@@ -240,15 +254,16 @@ def measure(engines, asked, length, prompts):
                 prefill, decode = moves[way](engines, prompt)
                 seconds = {f"prefill {way}": prefill[0], f"decode {way}": decode[0],
                            f"both {way}": time.perf_counter() - began}
-                same += engines.same_cache(length - 1)
+                same += engines.are_ours and engines.same_cache(length - 1)
                 equal += decode[1] == engines.ask("prefill", prompt, TOKENS_OUT)[1]
             if number >= WARM_UP:
                 for what, of_it in seconds.items():
                     note(what, of_it)
     row = ", ".join(f"{name} {statistics.median(of):.1f} / {max(of):.1f}" for name, of in sorted(times.items()))
     moved = asked.rounds * len(moves)
-    print(f"{length} tokens: {row} ms; the same bytes {same} of {moved}, texts equal {equal} of {moved}", flush=True)
-    return same == moved
+    compared = f"the same bytes {same} of {moved}, " if engines.are_ours else ""
+    print(f"{length} tokens: {row} ms; {compared}texts equal {equal} of {moved}", flush=True)
+    return same == moved or not engines.are_ours
 
 
 def lose(engines, asked, prompts):
@@ -289,6 +304,7 @@ def lose(engines, asked, prompts):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connector", default=OURS)
     parser.add_argument("--push", action="store_true")
     parser.add_argument("--lengths", default="8,512,2048,8192")
     parser.add_argument("--rounds", type=int, default=13)
@@ -300,13 +316,16 @@ def main():
     parser.add_argument("--cache-dtype", default="auto")
     parser.add_argument("--model", type=pathlib.Path)
     asked = parser.parse_args()
+    if asked.connector != OURS and (asked.push or asked.lose):
+        parser.error(f"--push and --lose are for {OURS} alone")
     if asked.model is None:
         asked.model = pathlib.Path(tempfile.gettempdir()) / ("troupe-latents" if asked.latents else "troupe-model")
     engines = Engines(asked)
     prompts = Prompts(asked)
     fine = lose(engines, asked, prompts) if asked.lose else all([
         measure(engines, asked, length, prompts) for length in map(int, asked.lengths.split(","))])
-    print(f"the link is over {engines.links()}")
+    if engines.are_ours:
+        print(f"the link is over {engines.links()}")
     engines.end()
     return 0 if fine else 1
 
