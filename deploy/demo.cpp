@@ -18,6 +18,7 @@
 
 #include <netinet/in.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <sys/socket.h>
 #include <unistd.h>
 

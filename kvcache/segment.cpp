@@ -1,6 +1,7 @@
 #include "troupe/kvcache/segment.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <string>
 

@@ -17,7 +17,8 @@ namespace troupe::actors {
 
 namespace links {
 
-/// Serves one link with CAF: its calls become messages and timers, messages become its events.
+/// Serves one link with CAF. What the link asks for becomes messages and timers; messages and the ends
+/// of timers become calls of the link.
 class link_actor_state final : public link_surroundings {
  public:
   using self_pointer = link_actor::stateful_pointer<link_slot>;
@@ -149,6 +150,7 @@ far_end link_actor_state::sender() {
 }
 
 void link_actor_state::monitor(far_end end) {
+  if (!newcomer_) return;
   end_ = end;
   other_end_ = caf::actor_cast<link_actor>(std::exchange(newcomer_, nullptr));
   self_->monitor(other_end_);

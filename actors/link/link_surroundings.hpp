@@ -12,8 +12,8 @@
 
 namespace troupe::actors::links {
 
-/// The peer's end of a link, as the surroundings number it; a number is never used for two ends.
-/// 0: none.
+/// The peer's end of a link, as the surroundings number it. The number of an end that was monitored
+/// is never used again. 0: none.
 struct far_end {
   std::uint64_t number{0};
 
@@ -42,7 +42,7 @@ class link_surroundings {
   [[nodiscard]] virtual time_point now() const = 0;
   /// Passes the order to `peer_link::handle` after the pause.
   virtual void later(std::chrono::nanoseconds pause, link_command order) = 0;
-  /// What becomes of a link that has ended and whose last session has detached.
+  /// Called when the link has ended and its last session has detached.
   virtual void finish() = 0;
 
   // -- this process
@@ -74,7 +74,8 @@ class link_surroundings {
                                std::function<void()> then) = 0;
   /// Calls `then` if the process of the other end answers.
   virtual void ask_whether_alive(far_end end, std::function<void()> then) = 0;
-  /// The end that sent the message which is being handled; none if it has no sender.
+  /// The end that sent the message which is being handled (a request, a notice, the node's answer);
+  /// none if it has no sender.
   [[nodiscard]] virtual far_end sender() = 0;
   /// From now on the death of that end, the latest that `sender` returned, is told by
   /// `peer_link::on_end_down`.

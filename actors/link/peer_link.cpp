@@ -83,7 +83,7 @@ void peer_link::handle(link_event& event) {
              event.what);
 }
 
-// The acceptor of a failed attempt does not matter any more: its surroundings stopped watching it.
+// The surroundings no longer report the acceptor of an attempt that failed.
 void peer_link::on_end_down(const std::optional<std::string>& crashed) {
   if (!crashed || is_made_for_the_first_time()) {
     other_end_ended(crashed ? "the end of " + peer_.name + " crashed (" + *crashed + ")"

@@ -29,10 +29,9 @@ struct signs_of_life {
 };
 
 /// One connection to one incarnation of a peer, as a plain machine: what happens to it is a call of
-/// its methods, what it wants is a call of `link_surroundings` or of its transport link. It makes the
-/// connection (the dialling side also reaches the
-/// peer's node actor and falls back from one backend to the next), routes incoming messages to the
-/// actor of their transfer, and ends the connection.
+/// its methods; what it wants is a call of `link_surroundings` or of its transport link. It makes the
+/// connection (the dialling side also reaches the peer's node and falls back from one backend to the
+/// next), routes incoming messages to the actor of their transfer, and ends the connection.
 ///
 ///   state       event                        next        what happens
 ///   ----------  ---------------------------  ----------  ------------
@@ -182,7 +181,7 @@ class peer_link {
 
   // -- transport (link_transport.cpp)
 
-  /// Opens a transport link of the chosen kind with a sink that reports to this actor.
+  /// Opens a transport link of the chosen kind, which reports to `handle`.
   [[nodiscard]] result<void> open_transport();
   [[nodiscard]] link_handle handle() const;
   void on_link_came_up();

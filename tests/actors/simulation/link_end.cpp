@@ -36,9 +36,12 @@ void link_end::handle(const end_ptr& from, const std::function<void()>& what) {
   current_ = nullptr;
 }
 
-void link_end::order(link_command what) {
-  put([this, what = std::make_shared<link_command>(std::move(what))] {
-    handle(nullptr, [&] { link_.handle(*what); });
+void link_end::order(link_command what, std::function<void()> then) {
+  put([this, what = std::make_shared<link_command>(std::move(what)), then = std::move(then)] {
+    handle(nullptr, [&] {
+      link_.handle(*what);
+      if (then) then();
+    });
   });
 }
 
@@ -104,13 +107,10 @@ void link_end::tell_end_down(const end_ptr& watcher) {
 }
 
 void link_end::peer_process_died() {
-  handle(nullptr, [this] {
-    if (std::exchange(other_, nullptr)) {
-      link_.on_end_down("the node is unreachable");
-    } else {
-      link_.on_node_down();
-    }
-  });
+  if (std::exchange(other_, nullptr)) {
+    handle(nullptr, [this] { link_.on_end_down("the node is unreachable"); });
+  }
+  if (reached_) handle(nullptr, [this] { link_.on_node_down(); });
 }
 
 // -- the peer
@@ -122,7 +122,8 @@ void link_end::reach_node() {
   const auto patience = at_->context->settings.connect_timeout;
   here(std::min<microseconds>(wait, patience), [this, late = wait > patience] {
     handle(nullptr, [&] {
-      if (peer_->alive && !late) return link_.on_node_reached(std::nullopt);
+      reached_ = peer_->alive && !late;
+      if (reached_) return link_.on_node_reached(std::nullopt);
       link_.on_node_reached(troupe::error{errc::peer_unreachable, "nobody answers"});
     });
   });
@@ -208,6 +209,7 @@ links::far_end link_end::sender() {
 }
 
 void link_end::monitor(links::far_end end) {
+  if (!newcomer_) return;
   end_ = end;
   other_ = std::exchange(newcomer_, nullptr);
   if (other_->finished_) {

@@ -55,8 +55,8 @@ class link_end final : public links::link_surroundings,
   [[nodiscard]] links::peer_link& link() noexcept { return link_; }
   /// Runs it as the handling of a message from that end, if this one has not finished.
   void handle(const end_ptr& from, const std::function<void()>& what);
-  /// An order of this process, which arrives at once.
-  void order(link_command what);
+  /// An order of this process. `then` is called once the link has taken it.
+  void order(link_command what, std::function<void()> then = {});
   /// The process of the peer is gone, as CAF tells it.
   void peer_process_died();
   /// Lets go of the other ends, which may hold this one.
@@ -102,8 +102,9 @@ class link_end final : public links::link_surroundings,
   const node_ptr at_, peer_;
   const std::uint64_t number_;
   bool finished_{false};
-  end_ptr current_;   ///< whose message is being handled
-  end_ptr newcomer_;  ///< to whom `sender` gave the next number
+  bool reached_{false};  ///< the node of the peer, whose death is then told
+  end_ptr current_;      ///< whose message is being handled
+  end_ptr newcomer_;     ///< to whom `sender` gave the next number
   end_ptr other_;
   links::far_end end_;
   std::vector<std::weak_ptr<link_end>> watchers_;

@@ -22,8 +22,8 @@ using simulation::prefill;
 using simulation::side;
 
 constexpr std::uint32_t most_batches = 6;
-/// By then each side of a transfer has heard of its end, or that the link is lost. No transfer waits
-/// for a deadline: a link that moves nothing is made again or lost.
+/// How long a transfer takes at most until each side has heard of its end, or that the link is lost.
+/// None waits for a deadline: a link that moves nothing is made again or lost.
 constexpr milliseconds heard_by{30'000};
 /// After the last fault: when transfers begin that must succeed, when a last wire breaks, when the
 /// cluster is judged, when a node leaves it, and how long it is watched.
@@ -44,6 +44,7 @@ struct talker {
   std::uint32_t batches{0};
   bool must_arrive{false};
   std::set<std::uint32_t> got{};
+  bool attached{false};  ///< the link knows it
   bool ending{false}, lost{false}, whole{false}, over{false};
 };
 using talker_ptr = std::shared_ptr<talker>;
@@ -63,6 +64,7 @@ class world final : public end_world {
  public:
   explicit world(const options& of) : given_{of}, chance_{of.seed} {}
   ~world() override {
+    for (const auto& node : nodes_) node->ends.clear();
     for (const auto& weak : all_ends_) {
       if (const auto end = weak.lock()) end->take_apart();
     }
@@ -151,6 +153,7 @@ class world final : public end_world {
   std::array<port, 2> ports_;
   std::array<moment, 2> last_mail_{};
   std::uint64_t links_{0}, transfers_{0};
+  std::vector<node_ptr> nodes_;  ///< every life
   std::vector<std::weak_ptr<link_end>> all_ends_;
 };
 
@@ -185,6 +188,7 @@ void world::start(side which) {
   auto endpoint = std::make_unique<wire_endpoint>(wires_, all_wires_, made);
   made->endpoint = endpoint.get();
   made->context->endpoint = std::move(endpoint);
+  nodes_.push_back(made);
   ports_[which] = port{};
   ports_[which].at = made;
   note(made->name + " starts");
@@ -221,6 +225,8 @@ void world::die(side which) {
   note(who->name + " dies");
   who->alive = false;
   who->held_up.clear();
+  // Nothing of it runs any more, and its descriptors are closed.
+  time_.after(microseconds{0}, [who] { who->ends.clear(); });
   for (const auto& weak : who->endpoint->opened()) {
     const auto wire = weak.lock();
     if (!wire) continue;
@@ -322,7 +328,8 @@ void world::fault() {
       return freeze(which, wires_.between(milliseconds{1}, milliseconds{3000}));
     case 8:
       happens("nothing passes between the hosts");
-      apart_until_ = time_.now() + wires_.between(milliseconds{10}, milliseconds{2500});
+      apart_until_ = std::max(apart_until_,
+                              time_.now() + wires_.between(milliseconds{10}, milliseconds{2500}));
       return;
     case 9:
     case 10:
@@ -478,8 +485,11 @@ void world::watch(const talker_ptr& made) {
 
 void world::order(const talker_ptr& who, link_command what) {
   const bool fences = std::holds_alternative<fence_now>(what.what);
-  in(who->end->at(), [this, who, fences, what = std::move(what)] {
-    if (!who->end->finished()) return who->end->order(what);
+  const bool attaches = std::holds_alternative<attach_session>(what.what);
+  in(who->end->at(), [this, who, fences, attaches, what = std::move(what)] {
+    if (!who->end->finished()) {
+      return who->end->order(what, [who, attaches] { who->attached |= attaches; });
+    }
     if (fences) to_session(who->end, who->transfer, {transfer_fenced{}});
   });
 }
@@ -490,6 +500,7 @@ void world::ended(const end_ptr& of) {
   if (here == nullptr) return;
   for (const auto& [transfer, who] : std::map{here->talkers}) {
     if (who->end != of) continue;
+    require(!who->attached, "a link ends that still has a session");
     to_session(of, transfer, {link_is_lost{{errc::peer_lost, "it is gone"}}});
     to_session(of, transfer, {transfer_fenced{}});
   }
@@ -615,7 +626,9 @@ void world::check_calm() {
 void world::check_told_of(const end_ptr& of, std::uint64_t epoch) {
   time_.after(while_awake, [this, of, epoch] {
     auto* here = port_of(of->at());
-    if (here == nullptr || of->finished() || here->epochs[of->id()] != epoch) return;
+    if (here == nullptr || !of->at()->alive || of->finished() || here->epochs[of->id()] != epoch) {
+      return;
+    }
     if (time_.now() < of->at()->frozen_until + while_awake) return check_told_of(of, epoch);
     if (of->link().report().state != "up") return;  // it has broken again
     for (const auto& [transfer, who] : here->talkers) {

@@ -45,7 +45,7 @@ TEST_F(links_under_virtual_time, keep_every_invariant_while_everything_below_the
             << sum.rebuilds << " were made again, " << sum.moved << " transfers moved, "
             << sum.given_up << " given up, " << sum.refused << " batches refused by a fence\n";
   for (const auto& [what, count] : sum.faults) std::cout << "  " << what << " " << count << "\n";
-  if (one) return;
+  if (wanted < runs) return;
   // The runs must have met what they are for.
   EXPECT_GT(sum.rebuilds, wanted);
   EXPECT_GT(sum.moved, 10 * wanted);

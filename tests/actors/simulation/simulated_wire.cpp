@@ -147,7 +147,9 @@ result<transport::remote_grant> wire::grant(region_id region, byte_set permitted
                                             transport::access rights,
                                             transport::grant_scope scope) {
   if (state_ != state::up) return fail(errc::link_broken, "the link is not up");
-  if (world_.chance.one_in(6)) return fail(errc::overloaded, "no room for another grant");
+  if (!world_.calm && world_.chance.one_in(6)) {
+    return fail(errc::overloaded, "no room for another grant");
+  }
   transport::remote_grant out;
   out.id = world_.chance.next();
   out.region = region;
@@ -247,7 +249,7 @@ std::vector<transport::backend_status> wire_endpoint::backends() const {
 
 transport::host_identity wire_endpoint::identity() const {
   transport::host_identity here;
-  here.boot_id = "0" + std::to_string(at_->incarnation % 1000);
+  here.boot_id = "0" + std::to_string(incarnation_ % 1000);
   return here;
 }
 
@@ -265,7 +267,7 @@ result<std::shared_ptr<transport::link>> wire_endpoint::open(
   if (!usable(kind)) return fail(errc::no_device, "its device failed");
   if (!world_.calm && world_.chance.one_in(60))
     return fail(errc::internal, "no descriptor is left");
-  auto made = std::make_shared<wire>(world_, all_, at_, kind, options, std::move(sink));
+  auto made = std::make_shared<wire>(world_, all_, at_.lock(), kind, options, std::move(sink));
   std::erase_if(opened_, [](const auto& one) { return one.expired(); });
   opened_.push_back(made);
   return std::shared_ptr<transport::link>{std::move(made)};

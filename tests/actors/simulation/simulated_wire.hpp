@@ -127,8 +127,9 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
 /// The data plane of one process; only what links need of it works.
 class wire_endpoint final : public transport::endpoint {
  public:
-  wire_endpoint(wire_world& in, wire::registry& all, std::shared_ptr<process> at)
-      : world_{in}, all_{all}, at_{std::move(at)} {}
+  /// The process owns the endpoint.
+  wire_endpoint(wire_world& in, wire::registry& all, const std::shared_ptr<process>& at)
+      : world_{in}, all_{all}, at_{at}, incarnation_{at->incarnation} {}
 
   /// The backend cannot be used until then.
   void fails(transport::backend_kind kind, moment until) { unusable_until_[kind] = until; }
@@ -192,7 +193,8 @@ class wire_endpoint final : public transport::endpoint {
 
   wire_world& world_;
   wire::registry& all_;
-  const std::shared_ptr<process> at_;
+  const std::weak_ptr<process> at_;
+  const std::uint64_t incarnation_;
   std::map<transport::backend_kind, moment> unusable_until_;
   std::vector<std::weak_ptr<wire>> opened_;
 };
