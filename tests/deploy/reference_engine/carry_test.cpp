@@ -514,6 +514,8 @@ TEST_P(outdated, placements_are_refused_by_their_epoch_and_new_ones_served) {
   ASSERT_TRUE(comes_true([&] { return is(GetParam(), actors::node_state::down); }));
   signal(GetParam(), SIGCONT);
   ASSERT_TRUE(comes_true([&] { return is(GetParam(), actors::node_state::up); }));
+  // The client closes a connection that was silent for 5 s, perhaps only now.
+  ASSERT_TRUE(comes_true([&] { return call(GetParam(), "model", {'{', '}'}).has_value(); }));
   auto prefilling = std::async(
       std::launch::async, [&] { return call("prefill-0", "prefill", to_json(prefill_of("old"))); });
   const auto refused = call("decode-0", "decode", to_json(decode_of("old", old)));
