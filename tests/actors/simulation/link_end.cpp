@@ -5,6 +5,11 @@
 
 namespace troupe::actors::link_simulation {
 
+void node::take_apart() {
+  for (const auto& end : ends) end->take_apart();
+  ends.clear();
+}
+
 link_end::link_end(end_world& in, node_ptr at, node_ptr peer, transport::link_role role,
                    std::uint64_t number)
     : world_{in},

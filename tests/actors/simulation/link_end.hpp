@@ -38,6 +38,9 @@ struct node : process {
   context_ptr context;
   wire_endpoint* endpoint{nullptr};  ///< of the context
   std::vector<end_ptr> ends;
+
+  /// Lets go of its ends, and they of each other.
+  void take_apart();
 };
 using node_ptr = std::shared_ptr<node>;
 

@@ -64,10 +64,7 @@ class world final : public end_world {
  public:
   explicit world(const options& of) : given_{of}, chance_{of.seed} {}
   ~world() override {
-    for (const auto& node : nodes_) node->ends.clear();
-    for (const auto& weak : all_ends_) {
-      if (const auto end = weak.lock()) end->take_apart();
-    }
+    for (const auto& node : nodes_) node->take_apart();
   }
   world(const world&) = delete;
   world& operator=(const world&) = delete;
@@ -96,6 +93,7 @@ class world final : public end_world {
   void fault();
   [[nodiscard]] std::vector<std::shared_ptr<wire>> wires_up() const;
   // -- links
+  end_ptr make_end(const node_ptr& at, const node_ptr& peer, transport::link_role role);
   void dial();
   [[nodiscard]] side side_of(const node_ptr& at) const {
     return at->name == "decode" ? decode : prefill;
@@ -113,6 +111,7 @@ class world final : public end_world {
   void ask(const talker_ptr& who, bool again);
   void serve(const talker_ptr& who, const transfer_request& request);
   void hear(const talker_ptr& who, const session_message& message);
+  void give_up(const talker_ptr& who, const troupe::error& why);
   void let_go(const talker_ptr& who);
   void conclude(const talker_ptr& who);
   // -- the verdict
@@ -154,7 +153,6 @@ class world final : public end_world {
   std::array<moment, 2> last_mail_{};
   std::uint64_t links_{0}, transfers_{0};
   std::vector<node_ptr> nodes_;  ///< every life
-  std::vector<std::weak_ptr<link_end>> all_ends_;
 };
 
 void world::violate(const std::string& what) {
@@ -226,7 +224,7 @@ void world::die(side which) {
   who->alive = false;
   who->held_up.clear();
   // Nothing of it runs any more, and its descriptors are closed.
-  time_.after(microseconds{0}, [who] { who->ends.clear(); });
+  time_.after(microseconds{0}, [who] { who->take_apart(); });
   for (const auto& weak : who->endpoint->opened()) {
     const auto wire = weak.lock();
     if (!wire) continue;
@@ -360,6 +358,11 @@ void world::mail(const node_ptr& from, const node_ptr& to, std::function<void()>
 
 // -- links
 
+end_ptr world::make_end(const node_ptr& at, const node_ptr& peer, transport::link_role role) {
+  at->ends.push_back(std::make_shared<link_end>(*this, at, peer, role, ++links_));
+  return at->ends.back();
+}
+
 void world::dial() {
   const auto at = ports_[decode].at, peer = ports_[prefill].at;
   if (!at->alive || !peer->alive || ports_[decode].leaving) return;
@@ -367,10 +370,7 @@ void world::dial() {
     return end->peer() == peer && !ports_[decode].gone.contains(end->id());
   };
   if (std::ranges::any_of(at->ends, same)) return;
-  const auto made =
-      std::make_shared<link_end>(*this, at, peer, transport::link_role::initiator, ++links_);
-  at->ends.push_back(made);
-  all_ends_.push_back(made);
+  const auto made = make_end(at, peer, transport::link_role::initiator);
   note("link " + std::to_string(links_) + " is dialled");
   in(at, [made] { made->handle(nullptr, [&] { made->link().begin(); }); });
 }
@@ -381,11 +381,7 @@ end_ptr world::make_acceptor(const node_ptr& at, const link_request& request) {
       ports_[prefill].leaving) {
     return nullptr;
   }
-  const auto made =
-      std::make_shared<link_end>(*this, at, peer, transport::link_role::acceptor, ++links_);
-  at->ends.push_back(made);
-  all_ends_.push_back(made);
-  return made;
+  return make_end(at, peer, transport::link_role::acceptor);
 }
 
 void world::to_port(const end_ptr& of, port_event event) {
@@ -466,11 +462,7 @@ void world::begin_transfer(bool must_arrive) {
   if (must_arrive || !chance_.one_in(5)) return watch(made);
   // Its engine gives it up.
   time_.after(wires_.between(microseconds{0}, milliseconds{60}), [this, made] {
-    in(made->end->at(), [this, made] {
-      if (made->ending) return;
-      speak(made, make_abort(made->transfer, {errc::aborted, "the engine gave it up"}));
-      let_go(made);
-    });
+    in(made->end->at(), [this, made] { give_up(made, {errc::aborted, "the engine gave it up"}); });
   });
   watch(made);
 }
@@ -554,6 +546,13 @@ void world::hear(const talker_ptr& who, const session_message& message) {
   let_go(who);
 }
 
+/// Tells the peer that the transfer has failed here, unless it is ending already.
+void world::give_up(const talker_ptr& who, const troupe::error& why) {
+  if (who->ending) return;
+  speak(who, make_abort(who->transfer, why));
+  let_go(who);
+}
+
 void world::let_go(const talker_ptr& who) {
   if (std::exchange(who->ending, true)) return;
   note(who, "is fenced over link " + std::to_string(who->end->id()));
@@ -592,13 +591,9 @@ void world::to_session(const end_ptr& of, transfer_id transfer, session_event ev
     require(who->ending, "a session is told of a fence that it has not asked for");
     if (who->ending) conclude(who);
   } else if (const auto* done = std::get_if<transport::completion>(&event.what)) {
-    if (!done->failure || who->ending) return;
-    speak(who, make_abort(transfer, *done->failure));
-    let_go(who);
+    if (done->failure) give_up(who, *done->failure);
   } else if (const auto* failed = std::get_if<abort_session>(&event.what)) {
-    if (who->ending) return;
-    speak(who, make_abort(transfer, failed->why));
-    let_go(who);
+    give_up(who, failed->why);
   }
 }
 
