@@ -44,7 +44,7 @@ struct wire_world {
   std::function<void(const process& from, const process& to, transfer_id)> landed;
   std::function<void()> refused;        ///< a batch came after a fence
   std::function<moment()> apart_until;  ///< nothing passes between the two hosts before
-  bool calm{false};                     ///< no call fails by chance any more
+  bool calm{false};                     ///< no call fails by chance any more, but for want of room
 
   [[nodiscard]] microseconds between(microseconds least, microseconds most) const {
     const auto room = static_cast<std::uint64_t>((most - least).count() + 1);
