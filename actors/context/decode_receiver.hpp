@@ -2,23 +2,10 @@
 
 #include <optional>
 
-#include <caf/typed_event_based_actor.hpp>
-
 #include "troupe/actors/context/session_shell.hpp"
 #include "troupe/actors/transfer/receive_session.hpp"
 
 namespace troupe::actors {
-
-/// The decode side of one transfer: feeds `receive_session` and carries out what it returns. The
-/// engine port spawns it once the blocks are allocated and the link is up; it quits when the
-/// transfer is quiescent.
-struct decode_receiver_state {
-  transfer_context basis;
-  std::optional<receive_session> machine;
-  time_point deadline;
-  std::optional<time_point> park_until;
-  static inline const char* name = "decode_receiver";
-};
 
 struct decode_receiver_options {
   transfer_context basis;
@@ -27,7 +14,25 @@ struct decode_receiver_options {
   std::optional<time_point> park_until{};  ///< the source may still be offered until then
 };
 
-[[nodiscard]] session_actor::behavior_type decode_receiver(
-    session_actor::stateful_pointer<decode_receiver_state> self, decode_receiver_options options);
+/// The decode side of one transfer: feeds `receive_session` and carries out what it returns. The
+/// runner makes it once the blocks are allocated and the link is up; it ends when the transfer
+/// is quiescent.
+class decode_receiver final : public session_shell<receive_session> {
+ public:
+  explicit decode_receiver(decode_receiver_options options);
+
+  [[nodiscard]] const char* name() const override { return "decode_receiver"; }
+
+ private:
+  session_actions start() override;
+  planned_batch plan(post_slice& post) override;
+  result<say> prepare_message(send_message& order) override;
+  void tell(tell_layers& layers) override;
+  session_actions heard(session_message& message) override;
+  session_actions whole() override;
+  session_actions given_up(abort_session& abort) override;
+
+  decode_receiver_options options_;  ///< without `basis` and `request` once it has begun
+};
 
 }  // namespace troupe::actors

@@ -151,7 +151,7 @@ struct node_counters {
   std::atomic<std::uint32_t> queue_length{0}, active_transfers{0}, links_up{0};
   std::atomic<std::uint32_t> links_broken{0};  ///< being made again
   std::atomic<std::uint32_t> local_copies{0};  ///< puts to the node itself that are being copied
-  std::atomic<bool> port_stops{false};         ///< all live operations have ended, and none begins
+  std::atomic<bool> runner_stops{false};       ///< all live operations have ended, and none begins
 };
 
 /// Memory of the engine that is registered while it is being put.

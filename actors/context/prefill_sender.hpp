@@ -3,20 +3,10 @@
 #include <optional>
 #include <vector>
 
-#include <caf/typed_event_based_actor.hpp>
-
 #include "troupe/actors/context/session_shell.hpp"
 #include "troupe/actors/transfer/send_session.hpp"
 
 namespace troupe::actors {
-
-/// The prefill side of one transfer: feeds `send_session` and carries out what it returns. The
-/// engine port spawns it when a request meets its source; it quits when the transfer is quiescent.
-struct prefill_sender_state {
-  transfer_context basis;
-  std::optional<send_session> machine;
-  static inline const char* name = "prefill_sender";
-};
 
 /// Adopts the destination that a request names; a request to read names none. `out_of_range`: other
 /// blocks than its tokens need, a block that is named twice, or not a grant for each region.
@@ -32,7 +22,23 @@ struct prefill_sender_options {
   time_point deadline;
 };
 
-[[nodiscard]] session_actor::behavior_type prefill_sender(
-    session_actor::stateful_pointer<prefill_sender_state> self, prefill_sender_options options);
+/// The prefill side of one transfer: feeds `send_session` and carries out what it returns. The
+/// runner makes it when a request meets its source; it ends when the transfer is quiescent.
+class prefill_sender final : public session_shell<send_session> {
+ public:
+  explicit prefill_sender(prefill_sender_options options);
+
+  [[nodiscard]] const char* name() const override { return "prefill_sender"; }
+
+ private:
+  session_actions start() override;
+  planned_batch plan(post_slice& post) override;
+  void offer(send_offer& order) override;
+  session_actions heard(session_message& message) override;
+  session_actions grew(source_progress& more) override;
+  session_actions complete(source_sealed& seal) override;
+
+  prefill_sender_options options_;  ///< until it begins
+};
 
 }  // namespace troupe::actors

@@ -1,6 +1,7 @@
 #include "troupe/actors/context/session_shell.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -101,7 +102,8 @@ std::vector<kvcache::block_run> blocks_to_name(const transfer_context& basis,
   return kvcache::runs_of(all.subspan(first, count));
 }
 
-planned_batch plan_batch(transfer_context& basis, const post_slice& post, transport::direction dir,
+planned_batch plan_batch(const session_surroundings& around, transfer_context& basis,
+                         const post_slice& post, transport::direction dir,
                          std::vector<std::byte> frame) {
   planned_batch out;
   out.work.id = post.id;
@@ -128,7 +130,7 @@ planned_batch plan_batch(transfer_context& basis, const post_slice& post, transp
     return add_pieces(basis, std::move(*state), out.work.pieces);
   }();
   if (!planned) out.failure = planned.error();
-  if (basis.first_byte == time_point{}) basis.first_byte = std::chrono::steady_clock::now();
+  if (basis.first_byte == time_point{}) basis.first_byte = around.now();
   return out;
 }
 
@@ -153,7 +155,7 @@ result<std::vector<grant_wish>> wish_grants(const transfer_context& basis,
   return wishes;
 }
 
-void count_delivered(transfer_context& basis) {
+void count_delivered(transfer_context& basis, time_point now) {
   if (basis.tokens.begin >= basis.tokens.end) return;
   const auto& geometry = *basis.geometry;
   auto all = geometry.bytes_of({0, geometry.layers()}, basis.tokens, basis.kept);
@@ -162,12 +164,11 @@ void count_delivered(transfer_context& basis) {
     if (state) all += state->bytes;
   }
   basis.bytes = std::max(basis.bytes, all);
-  if (basis.last_byte < basis.first_byte) basis.last_byte = std::chrono::steady_clock::now();
+  if (basis.last_byte < basis.first_byte) basis.last_byte = now;
 }
 
 void log_outcome(const transfer_context& basis, std::string_view side,
-                 const std::optional<troupe::error>& failure) {
-  const auto now = std::chrono::steady_clock::now();
+                 const std::optional<troupe::error>& failure, time_point now) {
   const auto first = basis.first_byte == time_point{} ? now : basis.first_byte;
   const auto last = basis.last_byte == time_point{} ? first : basis.last_byte;
   const auto log = logger(side);

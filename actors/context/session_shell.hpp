@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,22 +10,18 @@
 #include <utility>
 #include <vector>
 
-#include <caf/typed_event_based_actor.hpp>
-
 #include "troupe/actors/context/node_context.hpp"
-#include "troupe/actors/messages/messages.hpp"
+#include "troupe/actors/context/session.hpp"
 #include "troupe/actors/operations/request_tables.hpp"
-#include "troupe/actors/runtime/ask_link.hpp"
 #include "troupe/actors/transfer/session_actions.hpp"
 #include "troupe/kvcache/overloaded.hpp"
 #include "troupe/kvcache/plan.hpp"
 
 namespace troupe::actors {
 
-/// State that both kinds of transfer actor keep around their state machine.
+/// What both sides of a transfer keep around their state machine.
 struct transfer_context {
   context_ptr context;
-  engine_port_actor port;
   link_handle link;
   std::shared_ptr<const kvcache::transfer_geometry> geometry;
   transfer_id transfer;
@@ -40,7 +35,7 @@ struct transfer_context {
   std::unordered_map<std::uint32_t, std::shared_ptr<const transport::remote_grant>>
       grants;  ///< by remote region
   // for the one log line
-  time_point started{std::chrono::steady_clock::now()};
+  time_point started{};
   time_point first_byte{};
   time_point last_byte{};
   std::uint64_t bytes{0};
@@ -84,8 +79,9 @@ struct planned_batch {
   transport::batch work;
   std::optional<troupe::error> failure;
 };
-[[nodiscard]] planned_batch plan_batch(transfer_context& basis, const post_slice& post,
-                                       transport::direction dir, std::vector<std::byte> frame);
+[[nodiscard]] planned_batch plan_batch(const session_surroundings& around, transfer_context& basis,
+                                       const post_slice& post, transport::direction dir,
+                                       std::vector<std::byte> frame);
 
 /// Grants on the tokens in the local blocks (and on the state slot), one wish per region.
 [[nodiscard]] result<std::vector<grant_wish>> wish_grants(const transfer_context& basis,
@@ -93,161 +89,155 @@ struct planned_batch {
 
 /// Counts all bytes of a transfer that is done. The other side may say so before the link reports
 /// the last batches here; batches that landed before the link broke are never reported.
-void count_delivered(transfer_context& basis);
+void count_delivered(transfer_context& basis, time_point now);
 
 /// "transfer 0123456789abcdef request r1 from prefill-0: done, 12 MB in 48 segments (96 before
 /// merging), waited 1.2 ms, wire 4.5 ms, total 5.9 ms"
 void log_outcome(const transfer_context& basis, std::string_view side,
-                 const std::optional<troupe::error>& failure);
+                 const std::optional<troupe::error>& failure, time_point now);
 
 /// How many layers go into one batch so that it stays near `bytes_per_batch`: small enough to
 /// overlap, large enough that the overhead of a batch does not matter.
 [[nodiscard]] std::uint32_t layers_per_batch(const kvcache::transfer_geometry& geometry,
                                              std::uint32_t tokens);
 
-// -- the actor around a machine
+// -- the session around a machine
 
-/// The part common to both sides of a transfer: passes each event to the machine and carries out
-/// the actions that it returns. `Side` is one side's part, a struct without members of its own:
-///
-///     using state                                  // with `basis` and `machine`
-///     static constexpr std::string_view log_name
-///     planned_batch plan(state&, post_slice&)
-///     result<say> prepare_message(state&, send_message&)
-///     void offer(self, send_offer&)                // prefill
-///     void tell(self, tell_layers&)                // decode
-///     session_actions heard(state&, session_message&)
-///     session_actions grew(state&, source_progress&)    // prefill
-///     session_actions complete(state&, source_sealed&)  // prefill
-///     session_actions whole(state&)                     // decode
-///     session_actions given_up(state&, abort_session&)
-template <class Side>
-class session_shell {
+/// The part common to both sides of a transfer: passes each event to the state machine and carries
+/// out the actions that it returns. One side derives from it.
+template <class Machine>
+class session_shell : public session {
  public:
-  using state = typename Side::state;
-  using self_pointer = session_actor::stateful_pointer<state>;
-
-  template <class Order>
-  static void ask_link(self_pointer self, Order&& order) {
-    actors::ask_link(self, self->state.basis.link, std::forward<Order>(order));
+  void begin(session_surroundings& around) final {
+    around_ = &around;
+    auto first = start();
+    basis_.started = around.now();
+    ask_link(around, basis_.link, attach_session{basis_.transfer, around.this_session()});
+    carry_out(std::move(first));
   }
 
-  /// Sends through the mailbox, so that the machine is not entered while its actions are carried
-  /// out.
-  static void later(self_pointer self, session_event event) {
-    self->send(caf::actor_cast<session_actor>(self), std::move(event));
+  void handle(session_event& event) final {
+    carry_out(std::visit(
+        overloaded{[this](session_message& x) { return on_session_message(x); },
+                   [this](transport::completion& x) { return on_completion(x); },
+                   [this](transfer_fenced&) { return machine_->quiescent(); },
+                   [this](link_is_lost& x) { return machine_->link_lost(std::move(x.why)); },
+                   [this](link_is_back& x) { return on_link_is_back(x); },
+                   [this](source_progress& x) { return grew(x); },
+                   [this](source_blocks& x) { return on_source_blocks(x); },
+                   [this](source_sealed& x) { return complete(x); },
+                   [this](abort_session& x) { return given_up(x); },
+                   [this](deadline_reached&) { return machine_->expire(around_->now()); },
+                   [this](receive_is_whole&) { return whole(); }},
+        event.what));
   }
 
-  static void carry_out(self_pointer self, session_actions actions) {
-    for (auto& action : actions) {
-      std::visit([self](auto& what) { act(self, what); }, action);
-    }
-  }
+ protected:
+  explicit session_shell(std::string_view log_name) : log_name_{log_name} {}
 
-  /// The behaviour, for a state that is filled in. `first` are the machine's first actions.
-  static session_actor::behavior_type begin(self_pointer self, session_actions first) {
-    ask_link(self,
-             attach_session{self->state.basis.transfer, caf::actor_cast<session_actor>(self), 0});
-    carry_out(self, std::move(first));
-    return {[self](session_event& event) {
-      auto& st = self->state;
-      carry_out(
-          self,
-          std::visit(
-              overloaded{[&st](session_message& x) { return on_session_message(st, x); },
-                         [&st](transport::completion& x) { return on_completion(st, x); },
-                         [&st](transfer_fenced&) { return st.machine->quiescent(); },
-                         [&st](link_is_lost& x) { return st.machine->link_lost(std::move(x.why)); },
-                         [&st](link_is_back& x) { return on_link_is_back(st, x); },
-                         [&st](source_progress& x) { return Side::grew(st, x); },
-                         [&st](source_blocks& x) { return on_source_blocks(st, x); },
-                         [&st](source_sealed& x) { return Side::complete(st, x); },
-                         [&st](abort_session& x) { return Side::given_up(st, x); },
-                         [&st](deadline_reached&) {
-                           return st.machine->expire(std::chrono::steady_clock::now());
-                         },
-                         [&st](receive_is_whole&) { return Side::whole(st); }},
-              event.what));
-    }};
-  }
+  session_surroundings* around_{nullptr};
+  transfer_context basis_;
+  std::optional<Machine> machine_;
 
  private:
+  // -- one side's part
+
+  /// Fills in `basis_` and `machine_`. Returns the machine's first actions.
+  virtual session_actions start() = 0;
+  virtual planned_batch plan(post_slice& post) = 0;
+  virtual result<say> prepare_message(send_message& order) {
+    return say{std::move(order.message), {}};
+  }
+  virtual void offer(send_offer&) {}  // prefill
+  virtual void tell(tell_layers&) {}  // decode
+  virtual session_actions heard(session_message& message) = 0;
+  virtual session_actions grew(source_progress&) { return {}; }    // prefill
+  virtual session_actions complete(source_sealed&) { return {}; }  // prefill
+  virtual session_actions whole() { return {}; }                   // decode
+  virtual session_actions given_up(abort_session& abort) {
+    return machine_->local_abort(std::move(abort.why));
+  }
+
   // -- actions
 
-  static void act(self_pointer self, post_slice& post) {
-    auto& st = self->state;
-    auto batch = Side::plan(st, post);
+  void carry_out(session_actions actions) {
+    for (auto& action : actions) std::visit([this](auto& what) { this->act(what); }, action);
+  }
+
+  /// Failures go through the mailbox, so that the machine is not entered while its actions are
+  /// carried out.
+  void act(post_slice& post) {
+    auto batch = plan(post);
     if (!batch.failure) {
-      ask_link(self, post_batch{std::move(batch.work)});
+      ask_link(*around_, basis_.link, post_batch{std::move(batch.work)});
       return;
     }
-    later(self, session_event{transport::completion{
-                    post.id, st.basis.transfer, std::move(batch.failure), 0, {}}});
+    around_->tell_itself(
+        {transport::completion{post.id, basis_.transfer, std::move(batch.failure), 0, {}}});
   }
 
-  static void act(self_pointer self, send_message& order) {
-    auto words = Side::prepare_message(self->state, order);
+  void act(send_message& order) {
+    auto words = prepare_message(order);
     if (words) {
-      ask_link(self, std::move(*words));
+      ask_link(*around_, basis_.link, std::move(*words));
     } else {
-      later(self, session_event{abort_session{words.error()}});
+      around_->tell_itself({abort_session{words.error()}});
     }
   }
 
-  static void act(self_pointer self, send_offer& order) { Side::offer(self, order); }
+  void act(send_offer& order) { offer(order); }
 
-  static void act(self_pointer self, fence_transfer&) {
-    ask_link(self, fence_now{self->state.basis.transfer});
+  void act(fence_transfer&) { ask_link(*around_, basis_.link, fence_now{basis_.transfer}); }
+
+  void act(tell_layers& layers) { tell(layers); }
+
+  void act(conclude& outcome) {
+    const auto now = around_->now();
+    if (!outcome.failure) count_delivered(basis_, now);
+    log_outcome(basis_, log_name_, outcome.failure, now);
+    around_->tell_runner({session_concluded{
+        basis_.transfer,
+        std::move(outcome.failure),
+        std::move(outcome.aux),
+        basis_.bytes,
+        {basis_.first_byte, basis_.last_byte, basis_.segments_after, basis_.link.backend},
+        outcome.refused}});
   }
 
-  static void act(self_pointer self, tell_layers& layers) { Side::tell(self, layers); }
-
-  static void act(self_pointer self, conclude& outcome) {
-    auto& basis = self->state.basis;
-    if (!outcome.failure) count_delivered(basis);
-    log_outcome(basis, Side::log_name, outcome.failure);
-    self->send(basis.port, port_event{session_concluded{basis.transfer,
-                                                        std::move(outcome.failure),
-                                                        std::move(outcome.aux),
-                                                        basis.bytes,
-                                                        {basis.first_byte, basis.last_byte,
-                                                         basis.segments_after, basis.link.backend},
-                                                        outcome.refused}});
-  }
-
-  static void act(self_pointer self, unpin&) {
-    auto& basis = self->state.basis;
-    ask_link(self, detach_session{basis.transfer});
-    self->send(basis.port, port_event{session_unpinned{basis.transfer}});
-    self->quit();
+  void act(unpin&) {
+    ask_link(*around_, basis_.link, detach_session{basis_.transfer});
+    around_->tell_runner({session_unpinned{basis_.transfer}});
+    around_->finish();
   }
 
   // -- events
 
-  static session_actions on_session_message(state& st, session_message& message) {
+  session_actions on_session_message(session_message& message) {
     if (const auto* abort = std::get_if<transfer_abort>(&message)) {
       const troupe::error why{abort->code, abort->reason};
-      return abort->refused ? st.machine->peer_refused(why) : st.machine->peer_aborted(why);
+      return abort->refused ? machine_->peer_refused(why) : machine_->peer_aborted(why);
     }
     if (std::holds_alternative<transfer_quiescent>(message)) return {};
-    return Side::heard(st, message);
+    return heard(message);
   }
-  static session_actions on_completion(state& st, transport::completion& done) {
-    st.basis.bytes += done.bytes;
-    st.basis.last_byte = std::chrono::steady_clock::now();
-    return st.machine->batch_completed(done.id, done.failure);
+  session_actions on_completion(transport::completion& done) {
+    basis_.bytes += done.bytes;
+    basis_.last_byte = around_->now();
+    return machine_->batch_completed(done.id, done.failure);
   }
-  static session_actions on_link_is_back(state& st, link_is_back& back) {
-    if (back.epoch <= st.basis.link.epoch) return {};
-    st.basis.link.epoch = back.epoch;
-    st.basis.link.backend = std::move(back.backend);
-    return st.machine->link_back();
+  session_actions on_link_is_back(link_is_back& back) {
+    if (back.epoch <= basis_.link.epoch) return {};
+    basis_.link.epoch = back.epoch;
+    basis_.link.backend = std::move(back.backend);
+    return machine_->link_back();
   }
-  static session_actions on_source_blocks(state& st, source_blocks& more) {
-    auto& blocks = st.basis.local[more.group].blocks;
+  session_actions on_source_blocks(source_blocks& more) {
+    auto& blocks = basis_.local[more.group].blocks;
     blocks.insert(blocks.end(), more.blocks.begin(), more.blocks.end());
     return {};
   }
+
+  const std::string_view log_name_;
 };
 
 /// The error of `heard` for a message that only the other side of a transfer may send.

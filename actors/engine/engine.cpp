@@ -23,7 +23,7 @@
 #include "troupe/actors/node/node_end.hpp"
 #include "troupe/actors/node/pool_manager.hpp"
 #include "troupe/actors/operations/operation_outcome.hpp"
-#include "troupe/actors/port/engine_port.hpp"
+#include "troupe/actors/runner/runner.hpp"
 #include "troupe/actors/runtime/file_size_signal.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/actors/runtime/room_to_start.hpp"
@@ -64,18 +64,18 @@ class node_engine final : public engine {
     if (!furnished) return furnished;
     const caf_thread_scope visit;
     auto& system = host_.system();
-    port_ = system.spawn(engine_port, context_);
-    host_.own(port_);
-    pool_ = system.spawn(pool_manager, context_, port_);
+    runner_ = system.spawn(runner_behavior, context_);
+    host_.own(runner_);
+    pool_ = system.spawn(pool_manager, context_, runner_);
     host_.own(pool_);
     // On a thread of its own: it calls the engine back (`on_call`), which must never happen inside
     // a call of the engine that runs actors itself.
-    node_ = system.spawn<caf::detached>(node, context_, port_, pool_, drain_);
+    node_ = system.spawn<caf::detached>(node, context_, runner_, pool_, drain_);
     host_.own(node_);
-    watch_essential(context_, port_, "the engine's port");
+    watch_essential(context_, runner_, "the operation runner");
     watch_essential(context_, pool_, "the pool manager");
     watch_essential(context_, node_, "the actor of the node");
-    caf::anon_send(port_, engine_command{connect_operations{node_, pool_}});
+    caf::anon_send(runner_, engine_command{connect_operations{node_, pool_}});
     if (context_->pool) {
       context_->pool->on_blocks_for_waiters(
           [pool = pool_] { tell(pool, pool_command{pool_changed{}}); });
@@ -190,7 +190,7 @@ class node_engine final : public engine {
     if (context_->pool) {
       if (auto pinned = context_->pool->pin(blocks); !pinned) return fail(pinned.error());
     }
-    // The port gets the blocks before any call may report them ready.
+    // The runner gets the blocks before any call may report them ready.
     const auto tokens = std::uint64_t{blocks.size()} * kvcache::block_tokens_of(layout(), group);
     command(engine_command{send_grew{send, {std::move(blocks), group}}});
     return context_->operations.grow(send, tokens, group);
@@ -210,8 +210,9 @@ class node_engine final : public engine {
       return fine;
     const auto point = ++last_point_;
     auto waited = context_->endpoint->after_compute(
-        computed, send.value, [port = port_, send, point](std::optional<troupe::error> failure) {
-          tell(port, port_event{gpu_point_reached{send, point, std::move(failure)}});
+        computed, send.value,
+        [runner = runner_, send, point](std::optional<troupe::error> failure) {
+          tell(runner, runner_event{gpu_point_reached{send, point, std::move(failure)}});
         });
     if (!waited) return waited;
     command(engine_command{send_progress{send, {layer_begin, layer_end, token_end}, point}});
@@ -434,7 +435,7 @@ class node_engine final : public engine {
   /// Tells both sides of the live operations before the links close.
   void say_goodbye() {
     if (!launched_) return;
-    caf::anon_send(port_, engine_command{stop_port{}});
+    caf::anon_send(runner_, engine_command{stop_runner{}});
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{1};
     do {
       if (polling_) poll_once();
@@ -482,29 +483,29 @@ class node_engine final : public engine {
     return worked;
   }
 
-  /// Hands an order to the port, to be carried out by a thread of ours, or in `poll` if the engine
+  /// Hands an order to the runner, to be carried out by a thread of ours, or in `poll` if the engine
   /// polls. For orders that may copy bytes: the caller computes meanwhile.
   void command(engine_command order) {
     if (polling_) {
       command_here(std::move(order));
     } else {
-      tell(port_, std::move(order));
+      tell(runner_, std::move(order));
     }
   }
 
-  /// Hands an order to the port and carries it out before it returns. For orders that end with a
+  /// Hands an order to the runner and carries it out before it returns. For orders that end with a
   /// message to the other side, which would otherwise need a thread of ours to be woken.
   void command_here(engine_command order) {
     auto& unit = units_.of_this_thread();
     const inline_executor::scope as_active{unit};
-    tell(port_, std::move(order));
+    tell(runner_, std::move(order));
     unit.run();
   }
 
   /// Whether all live operations have ended at both sides.
   [[nodiscard]] bool may_leave() const {
     const auto& counters = context_->counters;
-    return counters.port_stops.load() && counters.local_copies.load() == 0 &&
+    return counters.runner_stops.load() && counters.local_copies.load() == 0 &&
            counters.active_transfers.load() == 0;
   }
 
@@ -582,7 +583,7 @@ class node_engine final : public engine {
   inline_executors units_;
   context_ptr context_;
   node_drain_ptr drain_{std::make_shared<node_drain>()};
-  engine_port_actor port_;
+  runner_actor runner_;
   pool_manager_actor pool_;
   local_node_actor node_;
   const bool polling_;

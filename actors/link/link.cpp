@@ -25,7 +25,7 @@ class link_actor_state final : public link_surroundings {
 
   link_actor_state(self_pointer self, link_options options)
       : self_{self},
-        port_{std::move(options.port)},
+        runner_{std::move(options.runner)},
         settings_{options.context->settings},
         peer_{options.peer},
         reader_{self->system()},
@@ -53,7 +53,7 @@ class link_actor_state final : public link_surroundings {
   void finish() override { self_->quit(); }
   [[nodiscard]] link_actor this_end() const override { return caf::actor_cast<link_actor>(self_); }
   [[nodiscard]] std::uint64_t id() const override { return self_->id(); }
-  void tell_port(port_event event) override { tell(port_, std::move(event)); }
+  void tell_runner(runner_event event) override { tell(runner_, std::move(event)); }
   void tell_session(transfer_id /*transfer*/, const session_actor& session,
                     session_event event) override {
     tell(session, std::move(event));
@@ -102,7 +102,7 @@ class link_actor_state final : public link_surroundings {
   }
 
   const self_pointer self_;
-  const engine_port_actor port_;
+  const runner_actor runner_;
   const node_settings& settings_;  ///< of the context, which `link_` keeps
   const node_info peer_;
   node_actor node_;

@@ -26,7 +26,7 @@ struct link_slot {
 
 struct link_options {
   context_ptr context;
-  engine_port_actor port;
+  runner_actor runner;
   node_info peer;
   transport::link_role role{transport::link_role::initiator};
   std::uint64_t asked{0};  ///< `need_link::ask`; 0: the peer dialled

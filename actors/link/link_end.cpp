@@ -26,7 +26,7 @@ constexpr std::size_t polls_per_look = 4096;
 }  // namespace
 
 void peer_link::report_gone(troupe::error why) {
-  around_.tell_port(
+  around_.tell_runner(
       {link_gone{peer_.name, peer_.incarnation, around_.id(), asked_, std::move(why)}});
 }
 
@@ -87,7 +87,7 @@ void peer_link::on_peer_left(peer_left order) {
   // The peer's node may have left before its link actor hears of it, and that actor would take our
   // link, closed now, for broken. Wait until it answers our goodbye or ends, or our patience ends.
   if (leaving_) return;
-  around_.tell_port({link_draining{peer_.name, peer_.incarnation, around_.id()}});
+  around_.tell_runner({link_draining{peer_.name, peer_.incarnation, around_.id()}});
   if (phase_ != phase::up) {
     end_link(std::move(order.why));
     return;

@@ -51,7 +51,7 @@ class link_surroundings {
   [[nodiscard]] virtual link_actor this_end() const = 0;
   /// The id of that actor.
   [[nodiscard]] virtual std::uint64_t id() const = 0;
-  virtual void tell_port(port_event event) = 0;
+  virtual void tell_runner(runner_event event) = 0;
   virtual void tell_session(transfer_id transfer, const session_actor& session,
                             session_event event) = 0;
   /// A function that brings what a transport link reports to `peer_link::handle`, in order. Any

@@ -93,8 +93,8 @@ bool is_request(const session_message& message) {
 }  // namespace
 
 link_handle peer_link::handle() const {
-  return {peer_.name,  incarnation{peer_.incarnation},      peer_layout_, around_.this_end(),
-          generation_, std::string{to_string(choice_.kind)}};
+  return {peer_.name,  incarnation{peer_.incarnation},       peer_layout_, around_.this_end(),
+          generation_, std::string{to_string(choice_.kind)}, around_.id()};
 }
 
 result<void> peer_link::open_transport() {
@@ -134,7 +134,7 @@ void peer_link::on_link_came_up() {
   broke_.reset();
   logger("link")->info("link to {} ({:016x}) is up {}over {}: {}", peer_.name, peer_.incarnation,
                        again ? "again " : "", transport::to_string(choice_.kind), choice_.reason);
-  around_.tell_port({link_ready{handle()}});
+  around_.tell_runner({link_ready{handle()}});
   if (again) resume_sessions();
   introduce();
   pulse_.begin(around_.now());
@@ -142,7 +142,7 @@ void peer_link::on_link_came_up() {
 }
 
 void peer_link::on_session_message(session_message message) {
-  // Sessions were told that the link is lost, and the port that it is gone: no message may follow.
+  // Sessions were told that the link is lost, and the runner that it is gone: no message may follow.
   if (phase_ == phase::ending) return;
   const auto route = route_of(message);
   // The peer repeats a request that has ended here: its last word was lost with the former link.
@@ -150,7 +150,7 @@ void peer_link::on_session_message(session_message message) {
   if (const auto found = sessions_.find(route); found != sessions_.end()) {
     around_.tell_session(route, found->second, {std::move(message)});
   } else {
-    around_.tell_port({unrouted_message{handle(), std::move(message)}});
+    around_.tell_runner({unrouted_message{handle(), std::move(message)}});
   }
 }
 

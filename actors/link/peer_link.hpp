@@ -41,10 +41,10 @@ struct signs_of_life {
 ///               names), error, time out                  An acceptor that waits is told; one that
 ///                                                        may be up is asked again
 ///                                            ending      none left, or a final refusal: link_gone
-///   connecting  transport is up              up          link_ready to the port
+///   connecting  transport is up              up          link_ready to the runner
 ///   up          transport broke              dialling    the dialling side dials again, the other
 ///                                                        waits for it; see below
-///   up          peer_left                    up          link_draining to the port; the peer's last
+///   up          peer_left                    up          link_draining to the runner; the peer's last
 ///                                                        frames are read, for some 300 ms, then:
 ///   any         leave_link                   the same    the peer is told; once it has answered,
 ///                                                        at the latest after `goodbye_patience`:
@@ -277,7 +277,7 @@ class peer_link {
   void on_leave_link(leave_link order);
   void on_peer_left(peer_left order);
   void on_read_last_frames(read_last_frames order);
-  /// Tells the sessions and the port why, once. The actor stays until the last session detaches.
+  /// Tells the sessions and the runner why, once. The actor stays until the last session detaches.
   void end_link(troupe::error why);
   void report_gone(troupe::error why);
   void finish_if_idle();

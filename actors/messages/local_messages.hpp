@@ -30,9 +30,9 @@ namespace troupe::actors {
 
 // -- to the actor of one transfer
 
-/// link -> session, or engine_port where the link's actor has ended: the requested fence holds.
+/// link -> session, or runner where the link's actor has ended: the requested fence holds.
 struct transfer_fenced {};
-/// link, engine_port -> session: the link is gone, or the peer is lost.
+/// link, runner -> session: the link is gone, or the peer is lost.
 struct link_is_lost {
   troupe::error why;
 };
@@ -42,15 +42,15 @@ struct link_is_back {
   std::uint64_t epoch{0};
   std::string backend{};  ///< the present one
 };
-/// engine_port, link -> session: the engine gave the transfer up, or the link could not send a
+/// runner, link -> session: the engine gave the transfer up, or the link could not send a
 /// message of the session.
 struct abort_session {
   troupe::error why;
   bool refused{false};  ///< decode: because another source of the receive refused it
 };
-/// engine_port -> session: look at the clock, the deadline has come.
+/// runner -> session: look at the clock, the deadline has come.
 struct deadline_reached {};
-/// engine_port -> decode session: the bytes of every source are here; your source may be released.
+/// runner -> decode session: the bytes of every source are here; your source may be released.
 struct receive_is_whole {};
 
 struct session_event {
@@ -62,7 +62,7 @@ struct session_event {
 
 /// prefill_sender and decode_receiver.
 using session_actor = caf::typed_actor<
-    // link, engine_port -> session
+    // link, runner -> session
     caf::reacts_to<session_event>>;
 
 // -- to the actor of one link
@@ -84,7 +84,7 @@ struct attach_session {
 struct detach_session {
   transfer_id transfer;
 };
-/// session, engine_port -> link: give these grants, put them into the message, send it. If that
+/// session, runner -> link: give these grants, put them into the message, send it. If that
 /// fails the session gets `abort_session`, or `link_is_lost` if the link has ended.
 struct say {
   session_message message;
@@ -162,7 +162,7 @@ struct link_event {
 
 /// Owns one connection to one incarnation of a peer.
 using link_actor = caf::typed_actor<
-    // sessions, engine_port, node -> link
+    // sessions, runner, node -> link
     caf::reacts_to<link_command>,
     // the transport -> link
     caf::reacts_to<link_event>,
@@ -182,23 +182,24 @@ struct link_handle {
   link_actor actor;
   std::uint64_t epoch{0};  ///< grows each time the link is rebuilt
   std::string backend{};   ///< such as "shm"; may change when the link is rebuilt
+  std::uint64_t id{0};     ///< of the link's actor
 };
 
-// -- to the engine port
+// -- to the runner
 
-/// link -> engine_port: the link can be used. Sent before any other message of the link, and again
+/// link -> runner: the link can be used. Sent before any other message of the link, and again
 /// each time the link was rebuilt.
 struct link_ready {
   link_handle link;
 };
-/// link -> engine_port: the peer has left. The link reads the last frames and ends: nothing new may
+/// link -> runner: the peer has left. The link reads the last frames and ends: nothing new may
 /// begin over it.
 struct link_draining {
   std::string peer;
   std::uint64_t peer_incarnation{0};
   std::uint64_t link{0};  ///< id of the link's actor
 };
-/// link -> engine_port: the link that was being made failed, or an up one is gone (sessions were
+/// link -> runner: the link that was being made failed, or an up one is gone (sessions were
 /// told).
 struct link_gone {
   std::string peer;
@@ -207,17 +208,17 @@ struct link_gone {
   std::uint64_t asked{0};  ///< the `need_link::ask` that this answers; 0: the peer dialled
   troupe::error why;
 };
-/// link -> engine_port: a message that belongs to no attached session.
+/// link -> runner: a message that belongs to no attached session.
 struct unrouted_message {
   link_handle link;
   session_message message;
 };
-/// decode_receiver -> engine_port: these layers have arrived from this source.
+/// decode_receiver -> runner: these layers have arrived from this source.
 struct session_layers {
   transfer_id transfer;
   cache_slice slice;
 };
-/// session -> engine_port: the one outcome of the session.
+/// session -> runner: the one outcome of the session.
 struct session_concluded {
   transfer_id transfer;
   std::optional<troupe::error> failure;
@@ -226,41 +227,41 @@ struct session_concluded {
   seen_movement moved{};
   bool refused{false};  ///< on failure: the request was refused, the source is sound
 };
-/// session -> engine_port: nothing of the session can touch our memory any more. Its last message.
+/// session -> runner: nothing of the session can touch our memory any more. Its last message.
 struct session_unpinned {
   transfer_id transfer;
 };
 
-/// value_client -> engine_port: the outcome of a put, get, query or remove. `session_unpinned`
+/// value_client -> runner: the outcome of a put, get, query or remove. `session_unpinned`
 /// follows once the peer can no longer touch our memory.
 struct value_concluded {
   operation_id operation;
   std::variant<event_done, event_failed, event_value, event_info> outcome;
 };
-/// pool_manager -> engine_port: the answer to a wait in line.
+/// pool_manager -> runner: the answer to a wait in line.
 struct blocks_granted {
   operation_id operation;
   result<kvcache::allocation> blocks;
 };
-/// transport -> engine_port: the GPU reached the point that a `send_progress` names, or never will.
+/// transport -> runner: the GPU reached the point that a `send_progress` names, or never will.
 struct gpu_point_reached {
   operation_id send;
   std::uint64_t point{0};
   std::optional<troupe::error> failure;
 };
 
-struct port_event {
+struct runner_event {
   std::variant<link_ready, link_draining, link_gone, unrouted_message, session_layers,
                session_concluded, session_unpinned, value_concluded, blocks_granted,
                gpu_point_reached>
       what;
 };
 
-/// node -> port: the newest membership.
+/// node -> runner: the newest membership.
 struct membership_changed {
   std::shared_ptr<const membership> members;
 };
-/// node -> port: the supervisor's answer to a heartbeat.
+/// node -> runner: the supervisor's answer to a heartbeat.
 struct heartbeat_answered {
   std::uint64_t supervisor_incarnation{0};
   std::uint64_t epoch{0};
@@ -272,17 +273,17 @@ struct node_notice {
 
 // -- to the pool manager
 
-/// port -> pool: stand in line for blocks; ends as `blocks_granted`.
+/// runner -> pool: stand in line for blocks; ends as `blocks_granted`.
 struct wait_for_blocks {
   operation_id operation;
   std::uint32_t count{0};
   time_point deadline;
 };
-/// port -> pool: the waiting operation has given up.
+/// runner -> pool: the waiting operation has given up.
 struct leave_line {
   operation_id operation;
 };
-/// cache_pool, port, value_server -> pool: blocks came back while an operation waits, or a value
+/// cache_pool, runner, value_server -> pool: blocks came back while an operation waits, or a value
 /// that expires was stored.
 struct pool_changed {};
 struct pool_command {
@@ -291,11 +292,11 @@ struct pool_command {
 
 // -- to the node
 
-/// port -> node: make or find the link with this node; ends as `link_ready` or `link_gone`.
+/// runner -> node: make or find the link with this node; ends as `link_ready` or `link_gone`.
 struct need_link {
   std::string peer;
   std::uint64_t former_life{0};  ///< has left, which the membership may not show yet
-  std::uint64_t ask{0};          ///< number of the port's request; the answer names it
+  std::uint64_t ask{0};          ///< number of the runner's request; the answer names it
 };
 /// node -> itself: look again whether a peer that was down has come back.
 struct look_again {};
@@ -334,47 +335,47 @@ struct node_command {
       what;
 };
 
-// -- to the engine port, from the engine
+// -- to the runner, from the engine
 
-/// engine -> port: begin a send.
+/// engine -> runner: begin a send.
 struct start_send {
   operation_id operation;
   send_spec spec;
 };
-/// engine -> port: a send has more blocks.
+/// engine -> runner: a send has more blocks.
 struct send_grew {
   operation_id operation;
   source_blocks more;  ///< pinned, if the node has a pool
 };
-/// engine -> port: these layers of a send are computed.
+/// engine -> runner: these layers of a send are computed.
 struct send_progress {
   operation_id operation;
   source_progress progress;
   std::uint64_t point{0};  ///< point of the GPU from which on this is true; 0: now
 };
-/// engine -> port: a send is complete.
+/// engine -> runner: a send is complete.
 struct send_sealed {
   operation_id operation;
   source_sealed seal;
 };
-/// engine -> port: begin a receive.
+/// engine -> runner: begin a receive.
 struct start_receive {
   operation_id operation;
   receive_spec spec;
 };
-/// engine -> port: open the gate of a stream when these layers are complete or the receive ends.
+/// engine -> runner: open the gate of a stream when these layers are complete or the receive ends.
 struct open_when_complete {
   operation_id operation;
   std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
   std::shared_ptr<transport::stream_gate> gate;
 };
-/// engine -> port: end an operation with `aborted`.
+/// engine -> runner: end an operation with `aborted`.
 struct abort_operation {
   operation_id operation;
   std::string reason;
 };
 enum class value_verb : std::uint8_t { put, get, query, remove };
-/// engine -> port: put, get, query or remove a value.
+/// engine -> runner: put, get, query or remove a value.
 struct start_value {
   operation_id operation;
   std::string peer;
@@ -388,7 +389,7 @@ struct start_value {
 };
 /// What a decode engine can tell the sources of a request without a receive.
 enum class source_verb : std::uint8_t { release, hold };
-/// engine -> port: tell the sources of a request to release or hold it.
+/// engine -> runner: tell the sources of a request to release or hold it.
 struct start_word {
   operation_id operation;
   source_verb verb{source_verb::release};
@@ -396,17 +397,17 @@ struct start_word {
   std::vector<std::string> sources;
   std::vector<std::uint64_t> lives;  ///< incarnations of the sources, or empty
 };
-/// engine -> port, before all else: the actors that the port may ask.
+/// engine -> runner, before all else: the actors that the runner may ask.
 struct connect_operations {
   caf::typed_actor<caf::reacts_to<node_command>> node;
   caf::typed_actor<caf::reacts_to<pool_command>> pool;
 };
-/// engine -> port: the node stops; end everything with `aborted`.
-struct stop_port {};
+/// engine -> runner: the node stops; end everything with `aborted`.
+struct stop_runner {};
 
 struct engine_command {
   std::variant<start_send, send_grew, send_progress, send_sealed, start_receive, open_when_complete,
-               abort_operation, start_value, start_word, connect_operations, stop_port>
+               abort_operation, start_value, start_word, connect_operations, stop_runner>
       what;
 };
 
@@ -426,4 +427,4 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::session_event)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::link_command)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::link_event)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::node_notice)
-CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::port_event)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(troupe::actors::runner_event)

@@ -59,21 +59,21 @@ using supervisor_actor = caf::typed_actor<
 // handles.
 
 /// Runs every operation of the engine; one per node. Spawns senders and receivers.
-using engine_port_actor = caf::typed_actor<
-    // engine -> port: begin or steer an operation
+using runner_actor = caf::typed_actor<
+    // engine -> runner: begin or steer an operation
     caf::reacts_to<engine_command>,
-    // links, sessions, pool_manager -> port
-    caf::reacts_to<port_event>,
-    // node -> port: news of the cluster
+    // links, sessions, pool_manager -> runner
+    caf::reacts_to<runner_event>,
+    // node -> runner: news of the cluster
     caf::reacts_to<node_notice>,
-    // node -> port: what is live, for status
+    // node -> runner: what is live, for status
     caf::replies_to<report_atom>::with<transfer_reports>,
-    // the port's own clock, only while something has a deadline
+    // the runner's own clock, only while something has a deadline
     caf::reacts_to<tick_atom>>;
 
 /// Serves the line for blocks and reclaims whatever has expired; one per node.
 using pool_manager_actor = caf::typed_actor<
-    // port, cache_pool, value_server -> pool: wait in line, leave it, blocks or values changed
+    // runner, cache_pool, value_server -> pool: wait in line, leave it, blocks or values changed
     caf::reacts_to<pool_command>,
     // node -> pool
     caf::replies_to<report_atom>::with<pool_report>,
@@ -82,7 +82,7 @@ using pool_manager_actor = caf::typed_actor<
 
 /// The cluster side of a node beside `node_actor`: the messages that only its own process may send.
 using local_node_actor = node_actor::extend<
-    // port -> node: I need a link with that node; ends as link_ready or link_gone
+    // runner -> node: I need a link with that node; ends as link_ready or link_gone
     caf::reacts_to<node_command>,
     // the node's own clock
     caf::reacts_to<tick_atom>>;

@@ -10,16 +10,16 @@
 
 namespace troupe::actors {
 
-/// engine_port -> sender: the source grew.
+/// runner -> sender: the source grew.
 struct source_progress {
   std::uint32_t layer_begin{0}, layer_end{0}, token_end{0};
 };
-/// engine_port -> sender: the source has more blocks.
+/// runner -> sender: the source has more blocks.
 struct source_blocks {
   std::vector<block_id> blocks;
   std::uint32_t group{0};
 };
-/// engine_port -> sender: the source is complete.
+/// runner -> sender: the source is complete.
 struct source_sealed {
   std::uint32_t tokens{0};
   std::vector<std::byte> aux;

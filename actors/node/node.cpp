@@ -13,11 +13,11 @@ namespace troupe::actors {
 
 namespace nodes {
 
-node_core::node_core(self_pointer self, context_ptr context, engine_port_actor port,
+node_core::node_core(self_pointer self, context_ptr context, runner_actor runner,
                      pool_manager_actor pool, node_drain_ptr drain)
     : self_{self},
       context_{std::move(context)},
-      port_{std::move(port)},
+      runner_{std::move(runner)},
       pool_{std::move(pool)},
       drain_{std::move(drain)} {}
 
@@ -113,10 +113,10 @@ node_slot::node_slot() = default;
 node_slot::~node_slot() = default;
 
 local_node_actor::behavior_type node(local_node_actor::stateful_pointer<node_slot> self,
-                                     context_ptr context, engine_port_actor port,
+                                     context_ptr context, runner_actor runner,
                                      pool_manager_actor pool, node_drain_ptr drain) {
   set_log_handlers(*self, "node");
-  self->state.core = std::make_unique<nodes::node_core>(self, std::move(context), std::move(port),
+  self->state.core = std::make_unique<nodes::node_core>(self, std::move(context), std::move(runner),
                                                         std::move(pool), std::move(drain));
   return self->state.core->begin();
 }

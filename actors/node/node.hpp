@@ -31,7 +31,7 @@ inline constexpr std::size_t max_untold = 65536;
 inline constexpr std::size_t max_pending_calls = 4096;
 
 [[nodiscard]] local_node_actor::behavior_type node(
-    local_node_actor::stateful_pointer<node_slot> self, context_ptr context, engine_port_actor port,
+    local_node_actor::stateful_pointer<node_slot> self, context_ptr context, runner_actor runner,
     pool_manager_actor pool, node_drain_ptr drain);
 
 }  // namespace troupe::actors

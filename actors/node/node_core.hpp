@@ -46,14 +46,14 @@ struct report_in_progress;
 ///   registered    the engine has recovered        unregistered  registers again without failure
 ///   any           drain_order                     the same      still takes on what comes;
 ///                                                               `node_drain` has its own table
-///   any           its port or pool manager crashed  over        tells the supervisor why, closes its
+///   any           its runner or pool manager crashed  over        tells the supervisor why, closes its
 ///                                                               links, fails placements and calls
 ///   any           stop_node                       -             leaves, closes links, quits
 class node_core {
  public:
   using self_pointer = local_node_actor::stateful_pointer<node_slot>;
 
-  node_core(self_pointer self, context_ptr context, engine_port_actor port, pool_manager_actor pool,
+  node_core(self_pointer self, context_ptr context, runner_actor runner, pool_manager_actor pool,
             node_drain_ptr drain);
   node_core(const node_core&) = delete;
   node_core& operator=(const node_core&) = delete;
@@ -122,14 +122,14 @@ class node_core {
 
   // -- links (node_links.cpp)
 
-  /// The port asks for a link with a peer.
+  /// The runner asks for a link with a peer.
   void on_need_link(need_link& order);
   /// The supervisor published a membership: ends links with lives that are over, and makes the
   /// links that waited for it.
   void adopt(membership& fresh);
   /// A peer dials.
   [[nodiscard]] caf::result<link_reply> accept_link(const link_request& request);
-  /// Tells the port that no link with the peer comes.
+  /// Tells the runner that no link with the peer comes.
   void answer_gone(const need_link& question, troupe::error why);
   link_actor spawn_link(node_info peer, std::uint64_t asked, registration_state::mark registered);
   void close_links_of(const node_info& peer, const troupe::error& why);
@@ -143,7 +143,7 @@ class node_core {
 
   // -- crashes (node_crashes.cpp)
 
-  /// Has the node hear of the end of its port and its pool manager from now on.
+  /// Has the node hear of the end of its runner and its pool manager from now on.
   void watch_essentials();
   /// Returns whether `down` is one of these. After its crash the supervisor is told, links,
   /// placements and calls end, and the node takes part no more.
@@ -182,7 +182,7 @@ class node_core {
 
   const self_pointer self_;
   const context_ptr context_;
-  const engine_port_actor port_;
+  const runner_actor runner_;
   const pool_manager_actor pool_;
   const node_drain_ptr drain_;
   supervisor_actor supervisor_;
@@ -200,7 +200,7 @@ class node_core {
   membership members_;
   std::unordered_map<caf::actor_id, known_link> links_;
   std::map<std::string, link_crashes> crashed_links_;  ///< by peer
-  /// Links that the port asked for and whose peers (or their next lives) no membership shows yet.
+  /// Links that the runner asked for and whose peers (or their next lives) no membership shows yet.
   std::vector<wanted_link> wanted_;
   std::unordered_map<std::uint64_t, pending_call> calls_;
   std::uint64_t next_call_{1};

@@ -43,15 +43,15 @@ void node_core::give_this_node_up(const troupe::error& why) {
 }
 
 void node_core::watch_essentials() {
-  if (port_) self_->monitor(port_);
+  if (runner_) self_->monitor(runner_);
   if (pool_) self_->monitor(pool_);
 }
 
 bool node_core::essential_ended(const caf::down_msg& down) {
-  const bool port = port_ && down.source == port_.address();
-  if (!port && !(pool_ && down.source == pool_.address())) return false;
+  const bool runner = runner_ && down.source == runner_.address();
+  if (!runner && !(pool_ && down.source == pool_.address())) return false;
   if (crashed(down.reason)) {
-    give_this_node_up({errc::internal, std::string{port ? "the engine's port" : "the pool"} +
+    give_this_node_up({errc::internal, std::string{runner ? "the operation runner" : "the pool"} +
                                            " of " + context_->self.name + " crashed"});
   }
   return true;

@@ -63,7 +63,7 @@ link_actor node_core::spawn_link(node_info peer, std::uint64_t asked,
   known.asked = asked;
   const auto role = asked == 0 ? transport::link_role::acceptor : transport::link_role::initiator;
   known.actor = self_->spawn<caf::monitored>(
-      link_behavior, link_options{context_, port_, std::move(peer), role, asked});
+      link_behavior, link_options{context_, runner_, std::move(peer), role, asked});
   auto actor = known.actor;
   links_.emplace(actor.id(), std::move(known));
   return actor;
@@ -162,7 +162,7 @@ bool node_core::make_link(const wanted_link& wanted) {
     answer_gone(wanted.order, std::move(*why));
     return true;
   }
-  // The port asks once for all operations that wait for a peer. A link that is being made already
+  // The runner asks once for all operations that wait for a peer. A link that is being made already
   // answers an earlier question.
   spawn_link(found->node, wanted.order.ask, {members_.supervisor_incarnation, members_.epoch});
   return true;
@@ -200,7 +200,7 @@ void node_core::ask_for_news(const std::string& peer) {
 }
 
 void node_core::answer_gone(const need_link& question, troupe::error why) {
-  tell(port_, port_event{link_gone{question.peer, 0, 0, question.ask, std::move(why)}});
+  tell(runner_, runner_event{link_gone{question.peer, 0, 0, question.ask, std::move(why)}});
 }
 
 void node_core::on_need_link(need_link& order) {
@@ -223,7 +223,7 @@ void node_core::adopt(membership& fresh) {
                      fresh.epoch < members_.epoch;
   if (older || fresh.cluster != context_->settings.cluster) return;
   members_ = std::move(fresh);
-  tell(port_, node_notice{membership_changed{std::make_shared<const membership>(members_)}});
+  tell(runner_, node_notice{membership_changed{std::make_shared<const membership>(members_)}});
   context_->events.see(members_);
   for (const auto& m : members_.members) {
     if (is_lost(m)) {

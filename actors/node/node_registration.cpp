@@ -263,7 +263,7 @@ void node_core::say_alive() {
       .then(
           [this, asked = std::chrono::steady_clock::now()](const heartbeat_ack& ack) {
             if (ack.known) {
-              tell(port_,
+              tell(runner_,
                    node_notice{heartbeat_answered{ack.supervisor_incarnation, ack.epoch, asked}});
               return;
             }

@@ -47,7 +47,7 @@ caf::typed_response_promise<node_report> node_core::make_report() {
   const auto silent = [this, progress](const caf::error&) { one_less(progress); };
   progress->waiting = 2 + links_.size();
   reports_.insert(progress);
-  self_->request(port_, patience, report_atom::value)
+  self_->request(runner_, patience, report_atom::value)
       .then(
           [this, progress](transfer_reports& all) {
             progress->report.transfers = std::move(all.transfers);

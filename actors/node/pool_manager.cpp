@@ -39,15 +39,15 @@ void serve(self_pointer self) {
     const auto operation = found->second;
     st.by_operation.erase(operation);
     st.waiters.erase(found);
-    self->send(st.port, port_event{blocks_granted{operation, std::move(served.outcome)}});
+    self->send(st.runner, runner_event{blocks_granted{operation, std::move(served.outcome)}});
   }
 }
 
 void on_wait_for_blocks(self_pointer self, const wait_for_blocks& order) {
   auto& st = self->state;
   if (!st.context->pool) {
-    self->send(st.port,
-               port_event{blocks_granted{
+    self->send(st.runner,
+               runner_event{blocks_granted{
                    order.operation,
                    fail(errc::invalid_config,
                         "this node has no pool of its own; name the destination blocks")}});
@@ -55,7 +55,7 @@ void on_wait_for_blocks(self_pointer self, const wait_for_blocks& order) {
   }
   auto waiter = st.context->pool->wait(order.count, order.deadline);
   if (!waiter) {
-    self->send(st.port, port_event{blocks_granted{order.operation, fail(waiter.error())}});
+    self->send(st.runner, runner_event{blocks_granted{order.operation, fail(waiter.error())}});
     return;
   }
   st.waiters.emplace(*waiter, order.operation);
@@ -78,10 +78,10 @@ void on_leave_line(self_pointer self, const leave_line& order) {
 
 pool_manager_actor::behavior_type pool_manager(
     pool_manager_actor::stateful_pointer<pool_manager_state> self, context_ptr context,
-    engine_port_actor port) {
+    runner_actor runner) {
   set_log_handlers(*self, "pool");
   self->state.context = std::move(context);
-  self->state.port = std::move(port);
+  self->state.runner = std::move(runner);
   return {
       [self](pool_command& command) {
         std::visit(overloaded{[self](wait_for_blocks& x) { on_wait_for_blocks(self, x); },

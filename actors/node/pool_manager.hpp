@@ -13,7 +13,7 @@ namespace troupe::actors {
 /// reclaims keyed values whose time to live is over. Its clock runs only while something waits.
 struct pool_manager_state {
   context_ptr context;
-  engine_port_actor port;
+  runner_actor runner;
   std::unordered_map<kvcache::waiter_id, operation_id> waiters;
   std::unordered_map<operation_id, kvcache::waiter_id> by_operation;
   bool ticking{false};
@@ -22,6 +22,6 @@ struct pool_manager_state {
 
 [[nodiscard]] pool_manager_actor::behavior_type pool_manager(
     pool_manager_actor::stateful_pointer<pool_manager_state> self, context_ptr context,
-    engine_port_actor port);
+    runner_actor runner);
 
 }  // namespace troupe::actors

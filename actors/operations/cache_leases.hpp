@@ -2,7 +2,7 @@
 
 /// Leases on the blocks of this node's transfers: on sources (held for decode nodes) and on
 /// destinations (held for prefill nodes), each with whether its node still lives. A plain class
-/// with no clock in it, not thread-safe; the engine port feeds it and carries out what it returns.
+/// with no clock in it, not thread-safe; the runner feeds it and carries out what it returns.
 ///
 /// A hold is on one operation, for one node. Its lease belongs to the life of that node which the
 /// newest membership shows, and every beat of this node renews the leases of all lives that live:

@@ -1,16 +1,22 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
-#include <caf/typed_event_based_actor.hpp>
-
 #include "troupe/actors/context/node_context.hpp"
-#include "troupe/actors/messages/messages.hpp"
+#include "troupe/actors/context/session.hpp"
 
 namespace troupe::actors {
 
-/// One put, get, query or remove at another node. Spawned by the engine port.
+struct value_client_options {
+  context_ptr context;
+  link_handle link;
+  transfer_id transfer;
+  start_value order;
+};
+
+/// One put, get, query or remove at another node. Made by the runner.
 ///
 ///   state    event                       next     actions
 ///   -------  --------------------------  -------  -------
@@ -35,45 +41,80 @@ namespace troupe::actors {
 ///   fencing  quiescent                   -        outcome, quit
 ///
 /// A failure is reported without waiting for the fence, which may take as long as the peer is
-/// stalled, unless the peer may read the caller's memory (`lent`): the outcome returns that memory
+/// stalled, unless the peer may read the caller's memory (`lent_`): the outcome returns that memory
 /// to the caller. So the caller's memory is lent over wire backends only, where closing the link
 /// shuts a peer out whatever it does; a peer that reaches into our memory gets a copy to read.
-struct value_client_state {
+class value_client final : public session {
+ public:
+  explicit value_client(value_client_options options);
+
+  void begin(session_surroundings& around) override;
+  void handle(session_event& event) override;
+  [[nodiscard]] const char* name() const override { return "value_client"; }
+
+ private:
   enum class phase : std::uint8_t { asked, storing, reading, fencing };
+  using outcome_type = decltype(value_concluded::outcome);
 
-  context_ptr context;
-  engine_port_actor port;
-  link_handle link;
-  transfer_id transfer;
-  start_value order;
-  phase now{phase::asked};
-  bool said_again{false};               ///< `store_commit` was repeated: the first may have arrived
-  bool lent{false};                     ///< put: the grant is on the caller's memory
-  std::optional<region_id> registered;  ///< put: the value's region, while the grant lives
-  std::optional<value_store::reservation> copy;     ///< put: a copy, while the grant lives
-  std::optional<region_id> copy_apart;              ///< put: the copy's region if not in `copy`
-  std::optional<grant_wish> wish;                   ///< put: on the value or its copy
-  std::optional<value_store::reservation> scratch;  ///< get: the bytes
+  void ask();
+  /// A grant on a copy of the value in memory that every peer reaches.
+  [[nodiscard]] result<grant_wish> grant_on_copy();
+  /// A grant on the value itself, which is registered for the time of the put unless it is already.
+  [[nodiscard]] result<grant_wish> grant_on_value();
+  /// Asks again with a copy. The grant on the value itself ended with the link, or was never sent.
+  void grant_copy_instead();
+  /// Continues a put with a copy if the peer does not reach the value itself: over `shm`, memory
+  /// that the endpoint has not allocated, of a process that the peer may not trace. Returns whether
+  /// it does so.
+  [[nodiscard]] bool asks_with_copy(const troupe::error& why);
+  void store();
+  void got_value(store_reply& reply);
+  void read_value(store_reply& reply);
+
+  void on_session_message(session_message& message);
+  void on_completion(transport::completion& done);
+  void on_transfer_fenced();
+  void on_link_is_lost(link_is_lost& lost);
+  void on_link_is_back(link_is_back& back);
+  void on_abort_session(abort_session& abort);
+  void on_deadline_reached();
+
+  /// Tells the peer to hold nothing for us any longer, and to store nothing.
+  void let_go();
+  /// Ends the operation unless it is too late for that.
+  void give_up(troupe::error why);
+  /// Fences first: the peer must not read what the engine will reuse, nor a late read land in
+  /// scratch memory.
+  void end_with(outcome_type outcome);
+  void end_with(troupe::error why);
+  /// The error of a put whose `store_commit` was sent and not answered.
+  [[nodiscard]] troupe::error in_doubt(troupe::error why) const;
+  void tell_outcome();
+  /// The outcome returns the value's memory to the caller: if the peer may read it, the fence comes
+  /// first.
+  void tell_failure();
+
+  session_surroundings* around_{nullptr};
+  const context_ptr context_;
+  link_handle link_;
+  const transfer_id transfer_;
+  const start_value order_;
+  phase phase_{phase::asked};
+  bool said_again_{false};  ///< `store_commit` was repeated: the first may have arrived
+  bool lent_{false};        ///< put: the grant is on the caller's memory
+  std::optional<region_id> registered_;  ///< put: the value's region, while the grant lives
+  std::optional<value_store::reservation> copy_;     ///< put: a copy, while the grant lives
+  std::optional<region_id> copy_apart_;              ///< put: the copy's region if not in `copy_`
+  std::optional<grant_wish> wish_;                   ///< put: on the value or its copy
+  std::optional<value_store::reservation> scratch_;  ///< get: the bytes
   /// Memory where reads over broken links may still land.
-  std::vector<value_store::reservation> former_scratch;
-  std::optional<decltype(value_concluded::outcome)> outcome;
-  static inline const char* name = "value_client";
-};
-
-struct value_client_options {
-  context_ptr context;
-  engine_port_actor port;
-  link_handle link;
-  transfer_id transfer;
-  start_value order;
+  std::vector<value_store::reservation> former_scratch_;
+  std::optional<outcome_type> outcome_;
 };
 
 /// Whether the value of a put is the caller's, and the peer would reach into our memory for it. The
 /// `value_client` then copies the value as soon as it runs.
 [[nodiscard]] bool must_copy(const start_value& order, const link_handle& link);
-
-[[nodiscard]] session_actor::behavior_type value_client(
-    session_actor::stateful_pointer<value_client_state> self, value_client_options options);
 
 /// Runs one of the four operations on this node's own store, at once.
 [[nodiscard]] decltype(value_concluded::outcome) value_here(node_context& context,

@@ -5,8 +5,6 @@
 #include <memory>
 #include <utility>
 
-#include "troupe/actors/runtime/ask_link.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
 #include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
@@ -21,69 +19,10 @@ store_reply refused_value(std::uint64_t op, const troupe::error& why) {
 
 namespace {
 
-using self_pointer = session_actor::stateful_pointer<value_server_state>;
-using phase = value_server_state::phase;
-
 store_reply done(std::uint64_t op) {
   store_reply reply;
   reply.op = op;
   return reply;
-}
-
-void finish(self_pointer self) {
-  auto& st = self->state;
-  if (st.now == phase::fencing) return;
-  st.now = phase::fencing;
-  ask_link(self, fence_now{st.transfer});
-}
-
-void refuse(self_pointer self, const troupe::error& why) {
-  auto& st = self->state;
-  if (st.now == phase::fencing) return;
-  st.reply = refused_value(st.transfer.value, why);
-  finish(self);
-}
-
-void say_held(self_pointer self) {
-  auto& st = self->state;
-  st.now = phase::held;
-  st.said_held = std::chrono::steady_clock::now();
-  ask_link(self, say{store_held{st.transfer.value}, {}});
-}
-
-/// Whether the peer may have declared us lost, and told its caller so, since we last said
-/// `store_held`. The peer heard us then, and declares us lost after `peer_silence` without a word.
-bool may_count_as_lost(const value_server_state& st) {
-  return std::chrono::steady_clock::now() - st.said_held > st.context->settings.peer_silence / 2;
-}
-
-/// Stores the value. After a second read it is pinned: even if it is removed before this actor
-/// ends, late bytes of the former read must not land in another value.
-result<void> commit(value_server_state& st) {
-  if (!st.read_again) return st.room->commit();
-  auto pin = st.room->commit_pinned(st.key);
-  if (!pin) return fail(pin.error());
-  st.pins.push_back(std::move(*pin));
-  return {};
-}
-
-void store(self_pointer self) {
-  auto& st = self->state;
-  // Only once: an engine that polls seldom is always late.
-  if (st.now == phase::held && !st.asked_again && may_count_as_lost(st)) {
-    st.asked_again = true;
-    say_held(self);
-    return;
-  }
-  if (st.now == phase::held) {
-    if (auto committed = commit(st); !committed) {
-      refuse(self, committed.error());
-      return;
-    }
-    st.now = phase::stored;
-    self->send(st.pool, pool_command{pool_changed{}});
-  }
-  if (st.now == phase::stored) ask_link(self, say{done(st.transfer.value), {}});
 }
 
 result<void> acceptable(const store_put& put) {
@@ -99,112 +38,6 @@ result<void> acceptable(const store_put& put) {
                                         " bytes and brings " + std::to_string(put.value.size()));
   }
   return {};
-}
-
-void serve_put(self_pointer self, store_put& put) {
-  auto& st = self->state;
-  st.read_again = st.room.has_value();
-  if (!st.room) {
-    auto room =
-        st.context->values->reserve(put.key, put.size, std::chrono::milliseconds{put.ttl_ms});
-    if (!room) {
-      refuse(self, room.error());
-      return;
-    }
-    st.room.emplace(std::move(*room));
-    st.key = put.key;
-  }
-  if (!put.source) {
-    std::ranges::copy(put.value, st.room->bytes().begin());
-    say_held(self);
-    return;
-  }
-  st.read_over = st.link.epoch;
-  const auto from = put.source->permitted.extents().front();
-  transport::batch read;
-  read.id = transport::batch_id{1};
-  read.transfer = st.transfer;
-  read.dir = transport::direction::read;
-  const segment all{st.room->where().offset, from.offset, put.size, 0, 0, 1};
-  read.pieces.push_back({st.context->values->region(),
-                         std::make_shared<const transport::remote_grant>(std::move(*put.source)),
-                         {all}});
-  ask_link(self, post_batch{std::move(read)});
-}
-
-void serve_get(self_pointer self, const store_get& get) {
-  auto& st = self->state;
-  st.read_over = st.link.epoch;
-  auto value = st.context->values->get(get.key);
-  if (!value) {
-    st.reply = refused_value(get.op, value.error());
-    finish(self);
-    return;
-  }
-  st.pins.push_back(value->pin);
-  auto reply = done(get.op);
-  reply.size = value->bytes.size();
-  reply.ttl_ms = static_cast<std::uint64_t>(value->ttl.count());
-  ask_link(self, say{std::move(reply),
-                     {{st.context->values->region(), {value->where}, transport::access::read}}});
-}
-
-void on_session_message(self_pointer self, session_message& message) {
-  auto& st = self->state;
-  if (std::holds_alternative<store_release>(message) ||
-      std::holds_alternative<transfer_abort>(message)) {
-    finish(self);
-  }
-  if (std::holds_alternative<store_commit>(message)) store(self);
-  if (auto* put = std::get_if<store_put>(&message); put != nullptr) {
-    if (st.now == phase::held) say_held(self);
-    // One read per link: the bytes of two reads could not be told apart.
-    if (st.now == phase::reading && st.room && st.read_over < st.link.epoch && put->source &&
-        acceptable(*put) && put->size == st.room->where().length) {
-      serve_put(self, *put);
-    }
-  }
-  // Answered once per link: each answer pins the value once more.
-  if (const auto* get = std::get_if<store_get>(&message);
-      get != nullptr && st.now == phase::lending && st.read_over < st.link.epoch)
-    serve_get(self, *get);
-}
-
-void on_link_is_back(self_pointer self, link_is_back& back) {
-  auto& link = self->state.link;
-  link.epoch = std::max(link.epoch, back.epoch);
-}
-
-void on_completion(self_pointer self, transport::completion& outcome) {
-  auto& st = self->state;
-  if (st.now != phase::reading || !st.room) return;
-  // The peer's end of the link broke before ours, and the peer asks again; or it has given up and
-  // says so.
-  if (outcome.failure && outcome.failure->code == errc::grant_revoked) return;
-  if (outcome.failure) {
-    refuse(self, *outcome.failure);
-    return;
-  }
-  say_held(self);
-}
-
-void on_transfer_fenced(self_pointer self) {
-  auto& st = self->state;
-  if (st.now != phase::fencing) return;
-  if (st.reply) ask_link(self, say{std::move(*st.reply), {}});
-  ask_link(self, detach_session{st.transfer});
-  self->send(st.port, port_event{session_unpinned{st.transfer}});
-  self->quit();
-}
-
-void on_link_is_lost(self_pointer self) {
-  self->state.reply.reset();
-  finish(self);
-}
-
-void on_abort_session(self_pointer self, abort_session& refused) {
-  // The link could not carry the message, or not give its grant.
-  if (self->state.now != phase::stored) refuse(self, refused.why);
 }
 
 /// Refuses keys that begin with a 0 byte: they are the store's own (`value_store::scratch`).
@@ -278,36 +111,181 @@ std::optional<session_message> answer_value(node_context& context, session_messa
   return std::nullopt;
 }
 
-session_actor::behavior_type value_server(session_actor::stateful_pointer<value_server_state> self,
-                                          value_server_options options) {
-  auto& st = self->state;
-  st.context = std::move(options.context);
-  st.port = std::move(options.port);
-  st.pool = std::move(options.pool);
-  st.link = std::move(options.link);
-  auto& message = options.message;
+value_server::value_server(value_server_options options)
+    : context_{std::move(options.context)},
+      link_{std::move(options.link)},
+      message_{std::move(options.message)} {}
+
+void value_server::begin(session_surroundings& around) {
+  around_ = &around;
+  auto message = std::move(message_);
   if (auto* put = std::get_if<store_put>(&message)) {
-    st.transfer = transfer_id{put->op};
-    st.now = phase::reading;
-    ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
-    serve_put(self, *put);
+    transfer_ = transfer_id{put->op};
+    phase_ = phase::reading;
+    ask_link(*around_, link_, attach_session{transfer_, around_->this_session()});
+    serve_put(*put);
   } else if (const auto* get = std::get_if<store_get>(&message)) {
-    st.transfer = transfer_id{get->op};
-    st.now = phase::lending;
-    ask_link(self, attach_session{st.transfer, caf::actor_cast<session_actor>(self)});
-    serve_get(self, *get);
+    transfer_ = transfer_id{get->op};
+    phase_ = phase::lending;
+    ask_link(*around_, link_, attach_session{transfer_, around_->this_session()});
+    serve_get(*get);
   }
-  return {[self](session_event& event) {
-    std::visit(overloaded{[self](session_message& x) { on_session_message(self, x); },
-                          [self](transport::completion& x) { on_completion(self, x); },
-                          [self](transfer_fenced&) { on_transfer_fenced(self); },
-                          [self](link_is_lost&) { on_link_is_lost(self); },
-                          [self](link_is_back& x) { on_link_is_back(self, x); },
-                          [](source_progress&) {}, [](source_blocks&) {}, [](source_sealed&) {},
-                          [self](abort_session& x) { on_abort_session(self, x); },
-                          [self](deadline_reached&) { finish(self); }, [](receive_is_whole&) {}},
-               event.what);
-  }};
+}
+
+void value_server::handle(session_event& event) {
+  std::visit(overloaded{[this](session_message& x) { on_session_message(x); },
+                        [this](transport::completion& x) { on_completion(x); },
+                        [this](transfer_fenced&) { on_transfer_fenced(); },
+                        [this](link_is_lost&) { on_link_is_lost(); },
+                        [this](link_is_back& x) { link_.epoch = std::max(link_.epoch, x.epoch); },
+                        [](source_progress&) {}, [](source_blocks&) {}, [](source_sealed&) {},
+                        [this](abort_session& x) { on_abort_session(x); },
+                        [this](deadline_reached&) { finish(); }, [](receive_is_whole&) {}},
+             event.what);
+}
+
+void value_server::finish() {
+  if (phase_ == phase::fencing) return;
+  phase_ = phase::fencing;
+  ask_link(*around_, link_, fence_now{transfer_});
+}
+
+void value_server::refuse(const troupe::error& why) {
+  if (phase_ == phase::fencing) return;
+  reply_ = refused_value(transfer_.value, why);
+  finish();
+}
+
+void value_server::say_held() {
+  phase_ = phase::held;
+  said_held_ = around_->now();
+  ask_link(*around_, link_, say{store_held{transfer_.value}, {}});
+}
+
+bool value_server::may_count_as_lost() const {
+  return around_->now() - said_held_ > context_->settings.peer_silence / 2;
+}
+
+result<void> value_server::commit() {
+  if (!read_again_) return room_->commit();
+  auto pin = room_->commit_pinned(key_);
+  if (!pin) return fail(pin.error());
+  pins_.push_back(std::move(*pin));
+  return {};
+}
+
+void value_server::store() {
+  // Only once: an engine that polls seldom is always late.
+  if (phase_ == phase::held && !asked_again_ && may_count_as_lost()) {
+    asked_again_ = true;
+    say_held();
+    return;
+  }
+  if (phase_ == phase::held) {
+    if (auto committed = commit(); !committed) {
+      refuse(committed.error());
+      return;
+    }
+    phase_ = phase::stored;
+    around_->tell_pool(pool_command{pool_changed{}});
+  }
+  if (phase_ == phase::stored) ask_link(*around_, link_, say{done(transfer_.value), {}});
+}
+
+void value_server::serve_put(store_put& put) {
+  read_again_ = room_.has_value();
+  if (!room_) {
+    auto room = context_->values->reserve(put.key, put.size, std::chrono::milliseconds{put.ttl_ms});
+    if (!room) {
+      refuse(room.error());
+      return;
+    }
+    room_.emplace(std::move(*room));
+    key_ = put.key;
+  }
+  if (!put.source) {
+    std::ranges::copy(put.value, room_->bytes().begin());
+    say_held();
+    return;
+  }
+  read_over_ = link_.epoch;
+  const auto from = put.source->permitted.extents().front();
+  transport::batch read;
+  read.id = transport::batch_id{1};
+  read.transfer = transfer_;
+  read.dir = transport::direction::read;
+  const segment all{room_->where().offset, from.offset, put.size, 0, 0, 1};
+  read.pieces.push_back({context_->values->region(),
+                         std::make_shared<const transport::remote_grant>(std::move(*put.source)),
+                         {all}});
+  ask_link(*around_, link_, post_batch{std::move(read)});
+}
+
+void value_server::serve_get(const store_get& get) {
+  read_over_ = link_.epoch;
+  auto value = context_->values->get(get.key);
+  if (!value) {
+    reply_ = refused_value(get.op, value.error());
+    finish();
+    return;
+  }
+  pins_.push_back(value->pin);
+  auto reply = done(get.op);
+  reply.size = value->bytes.size();
+  reply.ttl_ms = static_cast<std::uint64_t>(value->ttl.count());
+  ask_link(*around_, link_,
+           say{std::move(reply),
+               {{context_->values->region(), {value->where}, transport::access::read}}});
+}
+
+void value_server::on_session_message(session_message& message) {
+  if (std::holds_alternative<store_release>(message) ||
+      std::holds_alternative<transfer_abort>(message)) {
+    finish();
+  }
+  if (std::holds_alternative<store_commit>(message)) store();
+  if (auto* put = std::get_if<store_put>(&message); put != nullptr) {
+    if (phase_ == phase::held) say_held();
+    // One read per link: the bytes of two reads could not be told apart.
+    if (phase_ == phase::reading && room_ && read_over_ < link_.epoch && put->source &&
+        acceptable(*put) && put->size == room_->where().length) {
+      serve_put(*put);
+    }
+  }
+  // Answered once per link: each answer pins the value once more.
+  if (const auto* get = std::get_if<store_get>(&message);
+      get != nullptr && phase_ == phase::lending && read_over_ < link_.epoch)
+    serve_get(*get);
+}
+
+void value_server::on_completion(const transport::completion& outcome) {
+  if (phase_ != phase::reading || !room_) return;
+  // The peer's end of the link broke before ours, and the peer asks again; or it has given up and
+  // says so.
+  if (outcome.failure && outcome.failure->code == errc::grant_revoked) return;
+  if (outcome.failure) {
+    refuse(*outcome.failure);
+    return;
+  }
+  say_held();
+}
+
+void value_server::on_transfer_fenced() {
+  if (phase_ != phase::fencing) return;
+  if (reply_) ask_link(*around_, link_, say{std::move(*reply_), {}});
+  ask_link(*around_, link_, detach_session{transfer_});
+  around_->tell_runner(runner_event{session_unpinned{transfer_}});
+  around_->finish();
+}
+
+void value_server::on_link_is_lost() {
+  reply_.reset();
+  finish();
+}
+
+void value_server::on_abort_session(const abort_session& refused) {
+  // The link could not carry the message, or not give its grant.
+  if (phase_ != phase::stored) refuse(refused.why);
 }
 
 }  // namespace troupe::actors

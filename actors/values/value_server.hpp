@@ -1,14 +1,13 @@
 #pragma once
 
-#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
-#include <caf/typed_event_based_actor.hpp>
-
 #include "troupe/actors/context/node_context.hpp"
-#include "troupe/actors/messages/messages.hpp"
+#include "troupe/actors/context/session.hpp"
 
 namespace troupe::actors {
 
@@ -19,6 +18,12 @@ namespace troupe::actors {
 
 /// The answer to an operation that is refused.
 [[nodiscard]] store_reply refused_value(std::uint64_t op, const troupe::error& why);
+
+struct value_server_options {
+  context_ptr context;
+  link_handle link;
+  session_message message;  ///< a store_put or store_get that `answer_value` did not answer
+};
 
 /// Serves one put (takes the value, or reads it from the peer, and stores it when the peer says so)
 /// or one large get (keeps the value pinned while the peer reads it). A live reader may take its
@@ -36,38 +41,54 @@ namespace troupe::actors {
 ///   any      store_release or an abort, fencing  fence; a value that is not stored is dropped
 ///            link lost
 ///   fencing  quiescent                  -        send the refusal, if any, and quit
-struct value_server_state {
+class value_server final : public session {
+ public:
+  explicit value_server(value_server_options options);
+
+  void begin(session_surroundings& around) override;
+  void handle(session_event& event) override;
+  [[nodiscard]] const char* name() const override { return "value_server"; }
+
+ private:
   enum class phase : std::uint8_t { reading, held, stored, lending, fencing };
 
-  context_ptr context;
-  engine_port_actor port;
-  caf::typed_actor<caf::reacts_to<pool_command>> pool;
-  link_handle link;
-  transfer_id transfer;
-  phase now{phase::fencing};
-  std::optional<value_store::reservation> room;  ///< of a put
-  std::string key;                               ///< of a put
-  std::uint64_t read_over{0};                    ///< the link epoch of the read in progress
-  bool read_again{false};  ///< read again over a new link: the first read may still write
-  std::chrono::steady_clock::time_point said_held;
-  bool asked_again{false};  ///< `store_held` was repeated because `store_commit` was late
+  void serve_put(store_put& put);
+  void serve_get(const store_get& get);
+  void say_held();
+  /// Whether the peer may have declared us lost, and told its caller so, since we last said
+  /// `store_held`. The peer heard us then, and declares us lost after `peer_silence` without a
+  /// word.
+  [[nodiscard]] bool may_count_as_lost() const;
+  void store();
+  /// Stores the value. After a second read it is pinned: even if it is removed before this session
+  /// ends, late bytes of the former read must not land in another value.
+  [[nodiscard]] result<void> commit();
+  void refuse(const troupe::error& why);
+  void finish();
+
+  void on_session_message(session_message& message);
+  void on_completion(const transport::completion& outcome);
+  void on_transfer_fenced();
+  void on_link_is_lost();
+  void on_abort_session(const abort_session& refused);
+
+  session_surroundings* around_{nullptr};
+  const context_ptr context_;
+  link_handle link_;
+  session_message message_;  ///< that it begins with
+  transfer_id transfer_;
+  phase phase_{phase::fencing};
+  std::optional<value_store::reservation> room_;  ///< of a put
+  std::string key_;                               ///< of a put
+  std::uint64_t read_over_{0};                    ///< the link epoch of the read in progress
+  bool read_again_{false};  ///< read again over a new link: the first read may still write
+  time_point said_held_;
+  bool asked_again_{false};  ///< `store_held` was repeated because `store_commit` was late
   /// For a get, the pins of the value: one more each time it is asked for over a new link, because
   /// the value granted over the former link must stay in place. For a put that was read again, its
   /// value's.
-  std::vector<std::shared_ptr<const void>> pins;
-  std::optional<store_reply> reply;  ///< to send once quiescent
-  static inline const char* name = "value_server";
+  std::vector<std::shared_ptr<const void>> pins_;
+  std::optional<store_reply> reply_;  ///< to send once quiescent
 };
-
-struct value_server_options {
-  context_ptr context;
-  engine_port_actor port;
-  caf::typed_actor<caf::reacts_to<pool_command>> pool;
-  link_handle link;
-  session_message message;  ///< a store_put or store_get that `answer_value` did not answer
-};
-
-[[nodiscard]] session_actor::behavior_type value_server(
-    session_actor::stateful_pointer<value_server_state> self, value_server_options options);
 
 }  // namespace troupe::actors

@@ -31,7 +31,7 @@ ROOMS = [
     (8, "client", True, "cluster_client request_carrier leased_name"),
     (9, "link", True, ""),
     (9, "values", True, ""),
-    (10, "port", True, ""),
+    (10, "runner", True, ""),
     (10, "node", True, ""),
     (11, "engine", True, "engine"),
 ]

@@ -17,7 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/actors/node/node.hpp"
-#include "troupe/actors/port/engine_port.hpp"
+#include "troupe/actors/runner/runner.hpp"
 
 #include "cluster_peer.hpp"
 #include "waiting.hpp"
@@ -100,13 +100,12 @@ inline context_ptr context_of(const std::string& name) {
   return std::make_shared<node_context>(std::move(settings));
 }
 
-/// A port that records the links that could not be made.
-inline engine_port_actor::behavior_type disappointed(engine_port_actor::pointer,
-                                                     inbox_ptr<link_gone> gone) {
+/// A runner that records the links that could not be made.
+inline runner_actor::behavior_type disappointed(runner_actor::pointer, inbox_ptr<link_gone> gone) {
   return {
       [](engine_command&) {},
       [](node_notice&) {},
-      [gone](port_event& event) {
+      [gone](runner_event& event) {
         if (const auto* what = std::get_if<link_gone>(&event.what)) gone->put(*what);
       },
       [](report_atom) { return transfer_reports{}; },
@@ -139,10 +138,10 @@ class dialling_node : public ::testing::Test {
     ASSERT_TRUE(endpoint) << to_string(endpoint.error());
     context->endpoint = std::move(*endpoint);
     context->settings.connect_timeout = 10 * troupe::testing::wait_limit;  // must not end the wait
-    const auto port = here.system().spawn(disappointed, gone);
-    actor = here.system().spawn(node, context, port, pool_manager_actor{},
+    const auto runner = here.system().spawn(disappointed, gone);
+    actor = here.system().spawn(node, context, runner, pool_manager_actor{},
                                 std::make_shared<node_drain>());
-    here.own(port);
+    here.own(runner);
     here.own(actor);
   }
   /// Tells the node of this incarnation of the peer, as the supervisor would.

@@ -1,6 +1,6 @@
 #pragma once
 
-/// An engine port whose only peer is a double of a link, which records what is said over it. A real
+/// A runner whose only peer is a double of a link, which records what is said over it. A real
 /// peer cannot be made to send invalid messages.
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace troupe::actors::testing {
 
-/// What the sessions of the port say, what they grant along with it, the batches that they post
+/// What the sessions of the runner say, what they grant along with it, the batches that they post
 /// (with the epoch), and the sessions themselves. Answers fences at once while `fences` is true.
 struct heard_words {
   std::atomic<bool> fences{true};
@@ -67,25 +67,26 @@ class listened_port : public ::testing::Test {
   actor_host host;
   context_ptr context = context_of("here-0");
   std::shared_ptr<heard_words> heard = std::make_shared<heard_words>();
-  engine_port_actor port;
+  runner_actor runner;
   link_handle link;
 
   void meet(std::string peer, layout_ptr its_layout, std::string backend = {}) {
-    port = host.system().spawn(engine_port, context);
-    host.own(port);
+    runner = host.system().spawn(runner_behavior, context);
+    host.own(runner);
     link = {std::move(peer),
             incarnation{5},
             std::move(its_layout),
             host.system().spawn(listening_link, heard),
             1,
             std::move(backend)};
+    link.id = link.actor.id();
     host.own(link.actor);
-    caf::anon_send(port, engine_command{connect_operations{}});
-    caf::anon_send(port, port_event{link_ready{link}});
+    caf::anon_send(runner, engine_command{connect_operations{}});
+    caf::anon_send(runner, runner_event{link_ready{link}});
   }
   /// Delivers a message from the peer.
   void comes(session_message message) {
-    caf::anon_send(port, port_event{unrouted_message{link, std::move(message)}});
+    caf::anon_send(runner, runner_event{unrouted_message{link, std::move(message)}});
   }
   /// Message number `index` that was said over the link; empty if there is none, or it is of
   /// another type.

@@ -27,11 +27,11 @@ class essential_actor : public ::testing::Test {
  protected:
   actor_host host;
   context_ptr context = context_of("decode-0");
-  engine_port_actor actor = host.system().spawn(disappointed, std::make_shared<inbox<link_gone>>());
+  runner_actor actor = host.system().spawn(disappointed, std::make_shared<inbox<link_gone>>());
 
   void SetUp() override {
     host.own(actor);
-    watch_essential(context, actor, "the engine's port");
+    watch_essential(context, actor, "the operation runner");
   }
 };
 
@@ -50,7 +50,7 @@ TEST_F(essential_actor, that_crashes_fails_every_live_operation_and_who_waits_to
     const auto* failed = std::get_if<event_failed>(&e.what);
     ASSERT_NE(failed, nullptr);
     EXPECT_EQ(failed->why.code, errc::internal);
-    EXPECT_THAT(failed->why.message, HasSubstr("the engine's port crashed"));
+    EXPECT_THAT(failed->why.message, HasSubstr("the operation runner crashed"));
   }
   const auto why = context->registration.wait(0ms);
   ASSERT_TRUE(why);
@@ -76,7 +76,7 @@ TEST_F(essential_actor, that_crashes_wakes_who_waits_for_the_end_of_an_operation
   EXPECT_EQ((*failed)->size(), 1u);
   const auto told = second.get();
   ASSERT_TRUE(told && !*told) << "nobody is left to unpin its blocks";
-  EXPECT_THAT(told->error().message, HasSubstr("the engine's port crashed"));
+  EXPECT_THAT(told->error().message, HasSubstr("the operation runner crashed"));
 }
 
 TEST_F(essential_actor, that_is_told_to_end_is_no_crash) {
@@ -104,16 +104,16 @@ TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
   context->endpoint = std::move(*endpoint);
   context->settings.supervisor_host = "127.0.0.1";
   context->settings.supervisor_port = *bound;
-  const auto port = here.system().spawn(disappointed, std::make_shared<inbox<link_gone>>());
-  const auto actor = here.system().spawn(node, context, port, pool_manager_actor{},
+  const auto runner = here.system().spawn(disappointed, std::make_shared<inbox<link_gone>>());
+  const auto actor = here.system().spawn(node, context, runner, pool_manager_actor{},
                                          std::make_shared<node_drain>());
   here.own(actor);
   caf::anon_send(actor, tick_atom_v);
   ASSERT_FALSE(context->registration.wait(wait_limit));
-  caf::anon_send_exit(port, planted);
+  caf::anon_send_exit(runner, planted);
   const auto last = beats->at(0);
   ASSERT_TRUE(last) << "the supervisor was not told";
-  EXPECT_THAT(last->failure, HasSubstr("the engine's port of decode-0 crashed"));
+  EXPECT_THAT(last->failure, HasSubstr("the operation runner of decode-0 crashed"));
   link_request request;
   const auto answer = ask<link_reply>(here.system(), actor, "the node", wait_limit, request);
   ASSERT_TRUE(answer) << to_string(answer.error());
@@ -217,14 +217,16 @@ class session : public ::testing::Test {
  protected:
   void SetUp() override {
     context->settings.default_deadline = 10 * wait_limit;  // must not end anything here
-    host.own(port);
+    host.own(runner);
     host.own(asked);
-    caf::anon_send(port, engine_command{connect_operations{asked, {}}});
-    caf::anon_send(port, port_event{link_ready{{"store-0", incarnation{5}, nullptr, link, 1}}});
+    caf::anon_send(runner, engine_command{connect_operations{asked, {}}});
+    caf::anon_send(
+        runner,
+        runner_event{link_ready{{"store-0", incarnation{5}, nullptr, link, 1, {}, link.id()}}});
     const auto operation = context->operations.begin({});
     ASSERT_TRUE(operation);
     caf::anon_send(
-        port, engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
+        runner, engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
     actor = sessions->at(0);
     ASSERT_TRUE(actor);
   }
@@ -237,7 +239,7 @@ class session : public ::testing::Test {
   const context_ptr context = context_of("decode-0");
   const std::shared_ptr<inbox<session_actor>> sessions = std::make_shared<inbox<session_actor>>();
   const std::shared_ptr<inbox<session_message>> said = std::make_shared<inbox<session_message>>();
-  const engine_port_actor port = host.system().spawn(engine_port, context);
+  const runner_actor runner = host.system().spawn(runner_behavior, context);
   const asked_actor asked = host.system().spawn(deaf);
   const link_actor link = host.system().spawn(overheard, sessions, said);
   std::optional<session_actor> actor;
@@ -261,7 +263,7 @@ TEST_F(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
 
 TEST_F(session, is_waited_for_no_more_when_its_link_has_crashed) {
   host.own(*actor);
-  // The session may send before the port, on another thread, has counted it.
+  // The session may send before the runner, on another thread, has counted it.
   EXPECT_TRUE(comes_true([&] { return context->counters.active_transfers.load() == 1; }));
   caf::anon_send_exit(link, planted);
   EXPECT_EQ(context->events.wait(wait_limit, 1).size(), 1u) << "it has no outcome";

@@ -9,12 +9,12 @@ namespace troupe::actors::testing {
 namespace {
 
 /// Records the handles of links.
-engine_port_actor::behavior_type remembering_port(engine_port_actor::pointer,
-                                                  inbox_ptr<link_handle> ready) {
+runner_actor::behavior_type remembering_runner(runner_actor::pointer,
+                                               inbox_ptr<link_handle> ready) {
   return {
       [](engine_command&) {},
       [](node_notice&) {},
-      [ready](port_event& event) {
+      [ready](runner_event& event) {
         if (const auto* what = std::get_if<link_ready>(&event.what)) ready->put(what->link);
       },
       [](report_atom) { return transfer_reports{}; },
@@ -24,13 +24,13 @@ engine_port_actor::behavior_type remembering_port(engine_port_actor::pointer,
 
 /// A node that spawns one end of a link for each request.
 node_actor::behavior_type accepting(node_actor::pointer self, context_ptr context,
-                                    engine_port_actor port) {
+                                    runner_actor runner) {
   return {
       [](members_atom, const membership&) {},
       [](register_again_atom) {},
       [](drain_atom, const drain_order&) {},
       [=](const link_request& request) {
-        auto end = self->spawn(link_behavior, link_options{context, port, request.from,
+        auto end = self->spawn(link_behavior, link_options{context, runner, request.from,
                                                            transport::link_role::acceptor});
         return self->delegate(end, request);
       },
@@ -80,12 +80,12 @@ TEST_P(stalled_actors, are_no_silent_peer) {
   const auto theirs = furnished("prefill-0", life);
   const auto ours = furnished("decode-0", 7);
   const auto their_port =
-      there.system().spawn(remembering_port, std::make_shared<inbox<link_handle>>());
+      there.system().spawn(remembering_runner, std::make_shared<inbox<link_handle>>());
   there.own(their_port);
   const auto port_number =
       there.publish(there.system().spawn(accepting, theirs, their_port), "127.0.0.1", 0);
   ASSERT_TRUE(port_number) << to_string(port_number.error());
-  const auto our_port = here.system().spawn(remembering_port, ready);
+  const auto our_port = here.system().spawn(remembering_runner, ready);
   here.own(our_port);
   const auto link = here.system().spawn(
       link_behavior, link_options{ours, our_port, request_of("prefill-0", life, *port_number).node,

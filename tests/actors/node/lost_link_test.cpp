@@ -138,13 +138,13 @@ class port_of_a_node : public ::testing::Test {
   context_ptr context = context_of("decode-0");
   inbox_ptr<need_link> wanted = std::make_shared<inbox<need_link>>();
   inbox_ptr<transfer_id> attached = std::make_shared<inbox<transfer_id>>();
-  engine_port_actor port = host.system().spawn(engine_port, context);
+  runner_actor runner = host.system().spawn(runner_behavior, context);
   asked_actor asked = host.system().spawn(asked_for_links, wanted);
 
   void SetUp() override {
-    host.own(port);
+    host.own(runner);
     host.own(asked);
-    caf::anon_send(port, engine_command{connect_operations{asked, {}}});
+    caf::anon_send(runner, engine_command{connect_operations{asked, {}}});
   }
   link_actor up(std::uint64_t life) {
     auto link = host.system().spawn(deaf_link, attached);
@@ -153,14 +153,15 @@ class port_of_a_node : public ::testing::Test {
     return link;
   }
   void say_up(const link_actor& link, std::uint64_t life, std::uint64_t epoch) {
-    caf::anon_send(port,
-                   port_event{link_ready{{"store-0", incarnation{life}, nullptr, link, epoch}}});
+    caf::anon_send(runner,
+                   runner_event{link_ready{
+                       {"store-0", incarnation{life}, nullptr, link, epoch, {}, link.id()}}});
   }
   operation_id query() {
     const auto operation = context->operations.begin({});
     EXPECT_TRUE(operation);
     caf::anon_send(
-        port, engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
+        runner, engine_command{start_value{*operation, "store-0", value_verb::query, "k", {}, 0}});
     return *operation;
   }
   std::optional<troupe::error> failure_of(operation_id operation) {
@@ -187,7 +188,7 @@ TEST_F(port_of_a_node, whose_link_has_crashed_asks_for_another_one) {
 
   static_cast<void>(query());
   const auto need = wanted->at(0);
-  ASSERT_TRUE(need) << "the port goes on with a link that has ended";
+  ASSERT_TRUE(need) << "the runner goes on with a link that has ended";
   EXPECT_EQ(need->peer, "store-0");
   const auto next = up(5);
   EXPECT_TRUE(attached->at(1)) << "what waited is done over the next link";
@@ -200,16 +201,16 @@ TEST_F(port_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
   static_cast<void>(query());
   ASSERT_TRUE(attached->at(0));
   // The link is still read for a while before it is gone.
-  caf::anon_send(port, port_event{link_draining{"store-0", 5, link.id()}});
+  caf::anon_send(runner, runner_event{link_draining{"store-0", 5, link.id()}});
   const auto second = query();
   const auto need = wanted->at(0);
-  ASSERT_TRUE(need) << "the port goes on with a link whose peer has left";
+  ASSERT_TRUE(need) << "the runner goes on with a link whose peer has left";
   EXPECT_EQ(need->peer, "store-0");
   EXPECT_EQ(need->former_life, 5u);
   // The former link's end is reported later and must not affect those that wait for the next one.
-  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), need->ask, {}}});
+  caf::anon_send(runner, runner_event{link_gone{"store-0", 5, link.id(), need->ask, {}}});
   const auto next = up(6);
-  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), need->ask, {}}});
+  caf::anon_send(runner, runner_event{link_gone{"store-0", 5, link.id(), need->ask, {}}});
   EXPECT_TRUE(attached->at(1)) << "what waited is done over the next link";
   static_cast<void>(query());
   EXPECT_TRUE(attached->at(2));
@@ -225,22 +226,22 @@ TEST_F(port_of_a_node,
   // Meanwhile the peer's own dial succeeds, and that link is lost again.
   const auto link = up(5);
   ASSERT_TRUE(attached->at(0));
-  caf::anon_send(port, port_event{link_gone{"store-0", 5, link.id(), 0, {}}});
+  caf::anon_send(runner, runner_event{link_gone{"store-0", 5, link.id(), 0, {}}});
   const auto waits = query();
   const auto second = wanted->at(1);
   ASSERT_TRUE(second);
   // Only now is the first dial given up.
-  caf::anon_send(port, port_event{link_gone{
-                           "store-0", 5, 4711, first->ask, {errc::peer_unreachable, "of old"}}});
+  caf::anon_send(runner, runner_event{link_gone{
+                             "store-0", 5, 4711, first->ask, {errc::peer_unreachable, "of old"}}});
   const auto next = up(5);
   EXPECT_TRUE(attached->at(1)) << "what waits for the second dial has failed with the first";
   // A failure of the second dial itself does end the wait.
-  caf::anon_send(port, port_event{link_gone{"store-0", 5, next.id(), 0, {}}});
+  caf::anon_send(runner, runner_event{link_gone{"store-0", 5, next.id(), 0, {}}});
   const auto ends = query();
   const auto third = wanted->at(2);
   ASSERT_TRUE(third);
-  caf::anon_send(
-      port, port_event{link_gone{"store-0", 0, 0, third->ask, {errc::peer_unreachable, "of now"}}});
+  caf::anon_send(runner, runner_event{link_gone{
+                             "store-0", 0, 0, third->ask, {errc::peer_unreachable, "of now"}}});
   const auto why = failure_of(ends);
   ASSERT_TRUE(why);
   EXPECT_EQ(why->message, "of now");
@@ -252,7 +253,7 @@ TEST_F(port_of_a_node, watches_a_link_once_however_often_that_is_made_again) {
   for (std::uint64_t epoch = 2; epoch < 6; ++epoch) say_up(link, 5, epoch);
   static_cast<void>(query());
   ASSERT_TRUE(attached->at(0));  // handled after all of them
-  const caf::default_attachable::observe_token token{port.address(),
+  const caf::default_attachable::observe_token token{runner.address(),
                                                      caf::default_attachable::monitor};
   EXPECT_EQ(caf::actor_cast<caf::abstract_actor*>(link)->detach(token), 1u);
 }

@@ -56,7 +56,7 @@ class lone_node : public ::testing::Test {
 
   /// `first` runs before the node looks for a supervisor.
   void start(const std::function<void()>& first = [] {}) {
-    actor = host.system().spawn(node, context, engine_port_actor{}, pool_manager_actor{},
+    actor = host.system().spawn(node, context, runner_actor{}, pool_manager_actor{},
                                 std::make_shared<node_drain>());
     host.own(actor);
     first();

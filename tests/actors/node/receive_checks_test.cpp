@@ -195,7 +195,7 @@ class confused_peer : public listened_port {
     ASSERT_TRUE(operation);
     send_spec spec;
     spec.request = "r";
-    caf::anon_send(port, engine_command{start_send{*operation, spec}});
+    caf::anon_send(runner, engine_command{start_send{*operation, spec}});
     transfer_request request;
     request.transfer = transfer_id{9};
     request.request = spec.request;
@@ -245,7 +245,7 @@ class asking_peer : public listened_port {
     send_spec spec;
     spec.request = "r";
     spec.blocks = std::move(blocks);
-    caf::anon_send(port, engine_command{start_send{source, spec}});
+    caf::anon_send(runner, engine_command{start_send{source, spec}});
   }
   void asks(std::uint64_t transfer, std::uint32_t tokens = 16,
             std::vector<kvcache::block_run> blocks = {{{2}, 1}}) {

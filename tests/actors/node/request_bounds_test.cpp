@@ -23,7 +23,7 @@ class request_bounds : public listened_port {
     spec.grows = true;
     spec.groups = std::move(groups);
     const auto operation = context->operations.begin({operation_kind::send, "r", 0, false, true});
-    caf::anon_send(port, engine_command{start_send{operation.value(), std::move(spec)}});
+    caf::anon_send(runner, engine_command{start_send{operation.value(), std::move(spec)}});
   }
   [[nodiscard]] static transfer_request request(std::uint32_t tokens) {
     transfer_request r;
@@ -51,7 +51,7 @@ class request_bounds : public listened_port {
     spec.mode = transfer_mode::read;
     spec.tokens = 16;
     const auto operation = context->operations.begin({}).value();
-    caf::anon_send(port, engine_command{start_receive{operation, std::move(spec)}});
+    caf::anon_send(runner, engine_command{start_receive{operation, std::move(spec)}});
     const auto asked = said<transfer_request>(0);
     ASSERT_TRUE(asked);
     const auto session = heard->sessions.at(0);

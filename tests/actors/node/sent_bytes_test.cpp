@@ -27,9 +27,9 @@ class sent_bytes : public listened_port {
     spec.blocks = {block_id{0}};
     spec.deadline = 10 * troupe::testing::wait_limit;
     const auto operation = context->operations.begin({operation_kind::send, "r", tokens, false});
-    caf::anon_send(port, engine_command{start_send{*operation, std::move(spec)}});
-    caf::anon_send(port, engine_command{send_progress{*operation, {0, 2, tokens}}});
-    caf::anon_send(port, engine_command{send_sealed{*operation, {tokens, {}}}});
+    caf::anon_send(runner, engine_command{start_send{*operation, std::move(spec)}});
+    caf::anon_send(runner, engine_command{send_progress{*operation, {0, 2, tokens}}});
+    caf::anon_send(runner, engine_command{send_sealed{*operation, {tokens, {}}}});
     transfer_request request;
     request.transfer = transfer_id{7};
     request.request = "r";

@@ -32,7 +32,7 @@ class told_deadline : public listened_port {
     const auto operation = context->operations.begin({});
     ASSERT_TRUE(operation);
     offered = *operation;
-    caf::anon_send(port, engine_command{start_send{*operation, spec}});
+    caf::anon_send(runner, engine_command{start_send{*operation, spec}});
   }
   operation_id offered;  ///< the last offered send
 };
@@ -44,7 +44,7 @@ TEST_F(told_deadline, is_what_is_left_when_a_request_is_said_again_over_the_next
   spec.deadline = 60s;
   const auto operation = context->operations.begin({});
   ASSERT_TRUE(operation);
-  caf::anon_send(port, engine_command{start_receive{*operation, spec}});
+  caf::anon_send(runner, engine_command{start_receive{*operation, spec}});
   const auto first = heard->said.at(0);
   ASSERT_TRUE(first && std::holds_alternative<transfer_request>(*first));
   EXPECT_LE(std::get<transfer_request>(*first).deadline_ms, 60'000u);
@@ -64,7 +64,7 @@ TEST_F(told_deadline, leaves_time_for_the_last_word_of_who_told_it) {
   offer("r");
   ask(transfer_id{9}, "r", deadline);
   ASSERT_TRUE(heard->sessions.at(0));
-  caf::anon_send(port, engine_command{send_sealed{offered, {16, {}}}});
+  caf::anon_send(runner, engine_command{send_sealed{offered, {16, {}}}});
   ASSERT_TRUE(said<transfer_sealed>(0));
   std::this_thread::sleep_for(deadline + 200ms);
   comes(transfer_release{transfer_id{9}});

@@ -27,8 +27,9 @@ class receive_of_two : public listened_port {
     meet("there-0", small_layout(0, 2));
     other_link = {"there-1", incarnation{6}, small_layout(1, 2),
                   host.system().spawn(listening_link, heard_by.at(1)), 1};
+    other_link.id = other_link.actor.id();
     host.own(other_link.actor);
-    caf::anon_send(port, port_event{link_ready{other_link}});
+    caf::anon_send(runner, runner_event{link_ready{other_link}});
     receive_spec spec;
     spec.request = "r";
     spec.sources = {"there-0", "there-1"};
@@ -37,7 +38,7 @@ class receive_of_two : public listened_port {
     spec.blocks = {block_id{0}};
     spec.deadline = 10 * wait_limit;
     operation = context->operations.begin({}).value();
-    caf::anon_send(port, engine_command{start_receive{operation, spec}});
+    caf::anon_send(runner, engine_command{start_receive{operation, spec}});
     for (const auto& words : heard_by) {
       const auto request = words->said.at(0);
       ASSERT_TRUE(request && std::holds_alternative<transfer_request>(*request));
@@ -130,7 +131,7 @@ class receive_as_links_come : public listened_port {
     meet("there-0", std::move(first));
     const auto node = host.system().spawn(deaf);
     host.own(node);
-    caf::anon_send(port, engine_command{connect_operations{node, {}}});
+    caf::anon_send(runner, engine_command{connect_operations{node, {}}});
     receive_spec spec;
     spec.request = "r";
     spec.sources = {"there-0", "there-1"};
@@ -139,7 +140,7 @@ class receive_as_links_come : public listened_port {
     spec.prefix_tokens = 16;
     spec.blocks = {block_id{0}};
     spec.deadline = 10 * wait_limit;
-    caf::anon_send(port,
+    caf::anon_send(runner,
                    engine_command{start_receive{context->operations.begin({}).value(), spec}});
   }
   void begin_with_the_first_part() {
@@ -150,8 +151,9 @@ class receive_as_links_come : public listened_port {
   void second_link(layout_ptr its_layout) {
     other_link = {"there-1", incarnation{6}, std::move(its_layout),
                   host.system().spawn(listening_link, heard), 1};
+    other_link.id = other_link.actor.id();
     host.own(other_link.actor);
-    caf::anon_send(port, port_event{link_ready{other_link}});
+    caf::anon_send(runner, runner_event{link_ready{other_link}});
   }
   void expect_failed(errc code, const ::testing::Matcher<const std::string&>& words) {
     auto events = context->events.wait(wait_limit, 1);

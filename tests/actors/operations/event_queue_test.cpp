@@ -105,7 +105,7 @@ TEST_F(events, of_layers_that_nobody_takes_are_merged_and_say_the_same) {
     const auto id = ids[random() % bound];
     auto& tokens = progress[id.value];
     tokens.resize(layers);
-    // Adjacent layers of equal progress, as the port reports them.
+    // Adjacent layers of equal progress, as the runner reports them.
     const std::uint32_t begin = random() % layers;
     auto end = begin + 1;
     const std::uint32_t longest = 1 + random() % 5;

@@ -61,9 +61,9 @@ void link_end::later(std::chrono::nanoseconds pause, link_command what) {
        });
 }
 
-void link_end::tell_port(port_event event) {
+void link_end::tell_runner(runner_event event) {
   here(microseconds{0},
-       [this, event = std::move(event)] { world_.to_port(shared_from_this(), event); });
+       [this, event = std::move(event)] { world_.to_runner(shared_from_this(), event); });
 }
 
 void link_end::tell_session(transfer_id transfer, const session_actor& /*session*/,
@@ -96,7 +96,7 @@ void link_end::finish() {
   for (const auto& one : watchers_) {
     if (const auto watcher = one.lock()) tell_end_down(watcher);
   }
-  // The machine is still at work, and what it has told the port comes first.
+  // The machine is still at work, and what it has told the runner comes first.
   here(microseconds{0}, [this] {
     std::erase_if(at_->ends, [this](const auto& one) { return one.get() == this; });
     take_apart();

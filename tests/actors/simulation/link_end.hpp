@@ -27,7 +27,7 @@ class end_world {
   /// The prefill node's answer to a request for a link; null if it refuses to make an end.
   [[nodiscard]] virtual end_ptr make_acceptor(const std::shared_ptr<node>& at,
                                               const link_request& request) = 0;
-  virtual void to_port(const end_ptr& of, port_event event) = 0;
+  virtual void to_runner(const end_ptr& of, runner_event event) = 0;
   virtual void to_session(const end_ptr& of, transfer_id transfer, session_event event) = 0;
   /// The actor of the end has ended.
   virtual void ended(const end_ptr& of) = 0;
@@ -72,7 +72,7 @@ class link_end final : public links::link_surroundings,
   void finish() override;
   [[nodiscard]] link_actor this_end() const override { return {}; }
   [[nodiscard]] std::uint64_t id() const override { return number_; }
-  void tell_port(port_event event) override;
+  void tell_runner(runner_event event) override;
   void tell_session(transfer_id transfer, const session_actor& session,
                     session_event event) override;
   [[nodiscard]] std::function<void(link_event)> reporter() override;

@@ -76,7 +76,7 @@ class world final : public end_world {
   wire_world& wires() override { return wires_; }
   void mail(const node_ptr& from, const node_ptr& to, std::function<void()> what) override;
   end_ptr make_acceptor(const node_ptr& at, const link_request& request) override;
-  void to_port(const end_ptr& of, port_event event) override;
+  void to_runner(const end_ptr& of, runner_event event) override;
   void to_session(const end_ptr& of, transfer_id transfer, session_event event) override;
   void ended(const end_ptr& of) override;
 
@@ -384,10 +384,10 @@ end_ptr world::make_acceptor(const node_ptr& at, const link_request& request) {
   return make_end(at, peer, transport::link_role::acceptor);
 }
 
-void world::to_port(const end_ptr& of, port_event event) {
+void world::to_runner(const end_ptr& of, runner_event event) {
   auto* here = port_of(of->at());
   if (here == nullptr) return;
-  require(!here->gone.contains(of->id()), "a link speaks to the port after it was told gone");
+  require(!here->gone.contains(of->id()), "a link speaks to the runner after it was told gone");
   if (const auto* ready = std::get_if<link_ready>(&event.what)) {
     auto& last = here->epochs[of->id()];
     note(of->at()->name + ": link " + std::to_string(of->id()) + " is ready, epoch " +
@@ -486,7 +486,7 @@ void world::order(const talker_ptr& who, link_command what) {
   });
 }
 
-/// As the port does for sessions that the link's actor never knew: nothing was granted for them.
+/// As the runner does for sessions that the link's actor never knew: nothing was granted for them.
 void world::ended(const end_ptr& of) {
   auto* here = port_of(of->at());
   if (here == nullptr) return;

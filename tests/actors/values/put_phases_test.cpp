@@ -45,7 +45,7 @@ class putting : public put_phases {
     order.verb = value_verb::put;
     order.key = "k";
     order.value = value;
-    caf::anon_send(port, engine_command{std::move(order)});
+    caf::anon_send(runner, engine_command{std::move(order)});
   }
   /// A put whose bytes the peer confirms, up to and including the commit.
   void put_up_to_the_last_word(std::chrono::milliseconds deadline) {
@@ -82,7 +82,7 @@ class putting : public put_phases {
 
 TEST_F(putting, ends_as_the_store_says_when_it_is_given_up_behind_its_last_word) {
   put_up_to_the_last_word(10 * troupe::testing::wait_limit);
-  caf::anon_send(port, engine_command{abort_operation{operation, "changed my mind"}});
+  caf::anon_send(runner, engine_command{abort_operation{operation, "changed my mind"}});
   answer(0);
   const auto e = outcome();
   ASSERT_TRUE(e);

@@ -15,12 +15,11 @@
 #include "troupe/actors/membership/placement_epochs.hpp"
 #include "troupe/actors/messages/member_list.hpp"
 #include "troupe/actors/operations/request_tables.hpp"
-#include "troupe/actors/port/port_core.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/actors/runner/operation_runner.hpp"
 #include "troupe/actors/transfer/send_session.hpp"
 #include "troupe/kvcache/block_list.hpp"
 
-namespace troupe::actors::port {
+namespace troupe::actors::operations {
 
 namespace {
 
@@ -63,7 +62,7 @@ std::vector<std::uint32_t> ready_of(const source& src, const kvcache::transfer_g
 
 }  // namespace
 
-void port_core::release_source(operation_id operation) {
+void operation_runner::release_source(operation_id operation) {
   const auto found = sources_.find(operation);
   if (found == sources_.end() || !found->second.concluded || !found->second.senders().empty())
     return;
@@ -73,7 +72,7 @@ void port_core::release_source(operation_id operation) {
   context_->events.push_last({operation, event_unpinned{}});
 }
 
-std::string port_core::replica_of(const std::string& node) const {
+std::string operation_runner::replica_of(const std::string& node) const {
   const member* m = find_member(*members_, node);
   if (m == nullptr) return "";
   // A restarted supervisor gives other numbers to the replicas that joined.
@@ -81,18 +80,18 @@ std::string port_core::replica_of(const std::string& node) const {
   return m->node.stage + "/" + (joined.empty() ? std::to_string(m->node.replica) : joined);
 }
 
-void port_core::learn_replicas(source& src) const {
+void operation_runner::learn_replicas(source& src) const {
   src.learn_replicas([this](const std::string& node) { return replica_of(node); });
 }
 
-void port_core::lengthen_if_filled(operation_id operation, source& src) {
+void operation_runner::lengthen_if_filled(operation_id operation, source& src) {
   if (!src.lost() || src.has_open_place(leases_.waiting(operation))) return;
   forget_deadline(src.deadline(), timer::operation, operation.value);
   src.lengthen();
   deadlines_.emplace(src.deadline(), timer::operation, operation.value);
 }
 
-void port_core::place_ranks() {
+void operation_runner::place_ranks() {
   std::vector<operation_id> delivered;
   for (auto& [operation, src] : sources_) {
     if (src.concluded) continue;
@@ -104,8 +103,8 @@ void port_core::place_ranks() {
     conclude_source(operation, std::nullopt, {deadline_reached{}});
 }
 
-void port_core::conclude_source(operation_id operation, std::optional<troupe::error> failure,
-                                const session_event& to_senders) {
+void operation_runner::conclude_source(operation_id operation, std::optional<troupe::error> failure,
+                                       const session_event& to_senders) {
   auto& src = sources_.at(operation);
   if (src.concluded) return;
   src.concluded = true;
@@ -130,18 +129,18 @@ void port_core::conclude_source(operation_id operation, std::optional<troupe::er
     tell_outcome(operation, event_failed{*failure});
     for (const auto sender : src.senders()) tell_session(sender, to_senders);
   } else {
-    tell_outcome(operation, event_done{{}, src.bytes(), src.moved.told(src.began, now())});
+    tell_outcome(operation, event_done{{}, src.bytes(), src.moved.told(src.began, around_.now())});
   }
   release_source(operation);
 }
 
 /// `deadline` is the decode rank's, counted from when it asked.
-void port_core::start_sender(operation_id operation, const link_handle& link,
-                             transfer_request request, time_point deadline) {
+void operation_runner::start_sender(operation_id operation, const link_handle& link,
+                                    transfer_request request, time_point deadline) {
   auto& src = sources_.at(operation);
   const auto transfer = request.transfer;
   if (const auto live = sessions_.find(transfer); live != sessions_.end()) {
-    if (live->second.link == link.actor.id()) pass_on(live->second, link, std::move(request));
+    if (live->second.link == link.id) pass_on(transfer, link, std::move(request));
     return;
   }
   auto mapping = geometry(link, kvcache::data_flow::to_remote);
@@ -197,7 +196,6 @@ void port_core::start_sender(operation_id operation, const link_handle& link,
   }
   prefill_sender_options options;
   options.basis.context = context_;
-  options.basis.port = caf::actor_cast<engine_port_actor>(self_);
   options.basis.link = link;
   options.basis.geometry = *mapping;
   options.basis.transfer = transfer;
@@ -217,7 +215,7 @@ void port_core::start_sender(operation_id operation, const link_handle& link,
   learn_replicas(src);
   src.taken_by(transfer, {link.peer, replica_of(link.peer), request.rank, request.ranks,
                           link.peer_incarnation.value, request.again});
-  leases_.meet(operation, transfer, link.peer, link.peer_incarnation, now());
+  leases_.meet(operation, transfer, link.peer, link.peer_incarnation, around_.now());
   watch_leases();
   lengthen_if_filled(operation, src);
   if (src.spec().tell_wanted && src.told_wanted.insert(link.peer).second) {
@@ -227,12 +225,13 @@ void port_core::start_sender(operation_id operation, const link_handle& link,
   }
   auto report = report_of(request.request, link, "send", "streaming");
   options.request = std::move(request);
-  auto sender = self_->spawn<caf::monitored>(prefill_sender, std::move(options));
+  auto sender =
+      around_.begin_session(transfer, link, std::make_unique<prefill_sender>(std::move(options)));
   session_begins(operation, transfer, std::move(sender), link, std::move(report),
                  deadline + patience_for_its_word);
 }
 
-void port_core::no_longer_parked(const parked_request& one) {
+void operation_runner::no_longer_parked(const parked_request& one) {
   forget_deadline(one.until, timer::parked, one.request.transfer.value);
   --parked_count_;
   const auto [first, last] = parked_as_.equal_range(one.request.transfer);
@@ -245,7 +244,8 @@ void port_core::no_longer_parked(const parked_request& one) {
 
 /// Answers a request from its live source, from how that source ended, or from its having been
 /// given back. Returns false if nobody has offered it.
-bool port_core::answer(const link_handle& link, transfer_request& request, time_point deadline) {
+bool operation_runner::answer(const link_handle& link, transfer_request& request,
+                              time_point deadline) {
   if (const auto of = source_of_.find(request.request); of != source_of_.end()) {
     start_sender(of->second, link, std::move(request), deadline);
     return true;
@@ -266,7 +266,7 @@ bool port_core::answer(const link_handle& link, transfer_request& request, time_
 }
 
 /// Answering one of the waiting requests may end the source for the others.
-void port_core::unpark(const std::string& request) {
+void operation_runner::unpark(const std::string& request) {
   const auto found = parked_.find(request);
   if (found == parked_.end()) return;
   auto waiting = std::move(found->second);
@@ -277,12 +277,12 @@ void port_core::unpark(const std::string& request) {
   }
 }
 
-void port_core::on_start_send(start_send& order) {
+void operation_runner::on_start_send(start_send& order) {
   const auto deadline = deadline_after(order.spec.deadline);
   const auto request = order.spec.request;
   const auto layers = static_cast<std::uint32_t>(context_->layout->layers.size());
   sources_.emplace(order.operation, source{std::move(order.spec), layers, deadline})
-      .first->second.began = now();
+      .first->second.began = around_.now();
   source_of_[request] = order.operation;
   std::optional<troupe::error> unwanted;
   if (const auto* end = given_back_.find(request)) unwanted = end->told;
@@ -296,13 +296,13 @@ void port_core::on_start_send(start_send& order) {
     return;
   }
   for (const auto& node : sources_.at(order.operation).spec().held_for) {
-    leases_.hold(order.operation, node, now());
+    leases_.hold(order.operation, node, around_.now());
   }
   watch_leases();
   unpark(request);
 }
 
-void port_core::on_send_grew(send_grew& order) {
+void operation_runner::on_send_grew(send_grew& order) {
   const auto found = sources_.find(order.operation);
   if (found == sources_.end() || found->second.concluded) {
     // The source has ended meanwhile and gives back its own pins without these blocks.
@@ -314,12 +314,12 @@ void port_core::on_send_grew(send_grew& order) {
   for (const auto sender : src.senders()) tell_session(sender, session_event{order.more});
 }
 
-void port_core::grow(source& src, const source_progress& more) {
+void operation_runner::grow(source& src, const source_progress& more) {
   src.computed(more.layer_begin, more.layer_end, more.token_end);
   for (const auto sender : src.senders()) tell_session(sender, session_event{more});
 }
 
-void port_core::complete(operation_id operation, source& src, source_sealed& seal) {
+void operation_runner::complete(operation_id operation, source& src, source_sealed& seal) {
   // A seal says that every layer is ready up to its tokens, whether or not each was reported
   // before.
   const source_progress all{0, static_cast<std::uint32_t>(context_->layout->layers.size()),
@@ -329,12 +329,12 @@ void port_core::complete(operation_id operation, source& src, source_sealed& sea
     tell_session(sender, session_event{seal});
   }
   src.seal(seal.tokens, std::move(seal.aux));
-  leases_.sealed(operation, now());
+  leases_.sealed(operation, around_.now());
   watch_leases();
 }
 
 /// Applies what the GPU has completed by now.
-void port_core::go_on(operation_id operation, source& src) {
+void operation_runner::go_on(operation_id operation, source& src) {
   const auto line = compute_.find(operation);
   if (line == compute_.end()) return;
   for (auto& said : line->second.take()) {
@@ -347,7 +347,7 @@ void port_core::go_on(operation_id operation, source& src) {
   if (line->second.empty()) compute_.erase(line);
 }
 
-void port_core::on_send_progress(send_progress& order) {
+void operation_runner::on_send_progress(send_progress& order) {
   const auto found = sources_.find(order.operation);
   if (found == sources_.end() || found->second.concluded) return;
   if (order.point == 0 && !compute_.contains(order.operation)) {
@@ -358,7 +358,7 @@ void port_core::on_send_progress(send_progress& order) {
   go_on(order.operation, found->second);
 }
 
-void port_core::on_send_sealed(send_sealed& order) {
+void operation_runner::on_send_sealed(send_sealed& order) {
   const auto found = sources_.find(order.operation);
   if (found == sources_.end() || found->second.concluded) return;
   if (!compute_.contains(order.operation)) {
@@ -369,7 +369,7 @@ void port_core::on_send_sealed(send_sealed& order) {
   go_on(order.operation, found->second);
 }
 
-void port_core::on_gpu_point_reached(gpu_point_reached& news) {
+void operation_runner::on_gpu_point_reached(gpu_point_reached& news) {
   const auto found = sources_.find(news.send);
   if (found == sources_.end() || found->second.concluded) return;
   if (news.failure) {
@@ -381,8 +381,8 @@ void port_core::on_gpu_point_reached(gpu_point_reached& news) {
 }
 
 /// Why the placement that a decode rank follows is void. Empty if it is valid.
-std::optional<troupe::error> port_core::void_placement(const link_handle& link,
-                                                       const transfer_request& request) const {
+std::optional<troupe::error> operation_runner::void_placement(
+    const link_handle& link, const transfer_request& request) const {
   const membership_mark placed{request.placed_by, request.placed_at};
   const auto last = context_->registration.last();
   auto why = check_own_placement(*members_, context_->self,
@@ -394,8 +394,8 @@ std::optional<troupe::error> port_core::void_placement(const link_handle& link,
 /// Whether a request may wait here for a prefill that may never come: it must name exactly as many
 /// blocks as its tokens need, no more of those than this node could fill, and no more beside them
 /// than a transfer can use; and all parked requests together may take only so much memory.
-result<void> port_core::room_to_park(const link_handle& link,
-                                     const transfer_request& request) const {
+result<void> operation_runner::room_to_park(const link_handle& link,
+                                            const transfer_request& request) const {
   const auto& peer = link.peer;
   const auto of_peer = parked_of_.find(peer);
   if (of_peer != parked_of_.end() && of_peer->second >= context_->settings.max_parked) {
@@ -447,7 +447,7 @@ result<void> port_core::room_to_park(const link_handle& link,
   return {};
 }
 
-void port_core::request_came(const link_handle& link, transfer_request request) {
+void operation_runner::request_came(const link_handle& link, transfer_request request) {
   if (stopping_) {
     refuse_request(link, request.transfer, {errc::aborted, "the node stops"});
     return;
@@ -469,15 +469,14 @@ void port_core::request_came(const link_handle& link, transfer_request request) 
   }
   // Sent again: the parked copy has grants of a link that broke.
   if (request.progress) {
-    drop_parked_of(request.transfer, [&](const parked_request& one) {
-      return one.link.actor.id() == link.actor.id();
-    });
+    drop_parked_of(request.transfer,
+                   [&](const parked_request& one) { return one.link.id == link.id; });
   }
-  const auto deadline = now() + std::chrono::milliseconds{request.deadline_ms};
+  const auto deadline = around_.now() + std::chrono::milliseconds{request.deadline_ms};
   if (answer(link, request, deadline)) return;
   // Late request of a decode node that has left: it must not take a source that the node's next
   // life asks for.
-  const auto watched = watched_links_.find(link.actor.id());
+  const auto watched = watched_links_.find(link.id);
   if (watched != watched_links_.end() && watched->second) return;
   if (auto served = room_to_serve(); !served) {
     refuse_request(link, request.transfer, served.error());
@@ -492,7 +491,8 @@ void port_core::request_came(const link_handle& link, transfer_request request) 
     return;
   }
   auto until = deadline;
-  if (request.park_ms) until = std::min(until, now() + std::chrono::milliseconds{*request.park_ms});
+  if (request.park_ms)
+    until = std::min(until, around_.now() + std::chrono::milliseconds{*request.park_ms});
   ++parked_count_;
   ++parked_of_[link.peer];
   parked_as_.emplace(request.transfer, request.request);
@@ -508,7 +508,7 @@ troupe::error not_offered(const std::string& request) {
                                "with a longer `park`, or later"};
 }
 
-port_core::parked_requests::iterator port_core::drop_parked_at(
+operation_runner::parked_requests::iterator operation_runner::drop_parked_at(
     parked_requests::iterator of, const std::function<bool(const parked_request&)>& gone) {
   auto& waiting = of->second;
   for (auto one = waiting.begin(); one != waiting.end();) {
@@ -522,17 +522,17 @@ port_core::parked_requests::iterator port_core::drop_parked_at(
   return waiting.empty() ? parked_.erase(of) : std::next(of);
 }
 
-void port_core::drop_parked(const std::function<bool(const parked_request&)>& gone) {
+void operation_runner::drop_parked(const std::function<bool(const parked_request&)>& gone) {
   for (auto of = parked_.begin(); of != parked_.end();) of = drop_parked_at(of, gone);
 }
 
-void port_core::drop_parked_for(const std::string& request,
-                                const std::function<bool(const parked_request&)>& gone) {
+void operation_runner::drop_parked_for(const std::string& request,
+                                       const std::function<bool(const parked_request&)>& gone) {
   if (const auto of = parked_.find(request); of != parked_.end()) drop_parked_at(of, gone);
 }
 
-void port_core::drop_parked_of(transfer_id transfer,
-                               const std::function<bool(const parked_request&)>& gone) {
+void operation_runner::drop_parked_of(transfer_id transfer,
+                                      const std::function<bool(const parked_request&)>& gone) {
   // Peers choose the transfer ids: several requests may have the same one.
   std::vector<std::string> requests;
   const auto [first, last] = parked_as_.equal_range(transfer);
@@ -544,7 +544,7 @@ void port_core::drop_parked_of(transfer_id transfer,
   }
 }
 
-void port_core::place_lost(operation_id operation, source& src, troupe::error why) {
+void operation_runner::place_lost(operation_id operation, source& src, troupe::error why) {
   // Enough other ranks have come, or live and will come.
   if (!src.has_open_place(leases_.waiting(operation))) return;
   const auto window = context_->settings.retry_window;
@@ -554,16 +554,16 @@ void port_core::place_lost(operation_id operation, source& src, troupe::error wh
     return;
   }
   // The source stays for another decode rank; the engine is told if none comes.
-  const auto until = std::min(src.deadline(), now() + window);
+  const auto until = std::min(src.deadline(), around_.now() + window);
   forget_deadline(src.deadline(), timer::operation, operation.value);
   src.shorten(until, std::move(why));
   deadlines_.emplace(until, timer::operation, operation.value);
 }
 
-void port_core::sender_concluded(operation_id operation, session_concluded& outcome) {
+void operation_runner::sender_concluded(operation_id operation, session_concluded& outcome) {
   auto& src = sources_.at(operation);
   if (src.concluded) return;
-  leases_.leave(operation, outcome.transfer, now());
+  leases_.leave(operation, outcome.transfer, around_.now());
   if (outcome.refused) {
     src.not_taken_by(outcome.transfer);
     return;
@@ -580,7 +580,8 @@ void port_core::sender_concluded(operation_id operation, session_concluded& outc
 
 // An abort by our own engine, or a failure of its computation, has concluded the source before its
 // senders hear of it: a failure here is that of one decode rank.
-void port_core::rank_failed(operation_id operation, transfer_id transfer, troupe::error why) {
+void operation_runner::rank_failed(operation_id operation, transfer_id transfer,
+                                   troupe::error why) {
   auto& src = sources_.at(operation);
   if (context_->settings.retry_window.count() > 0) {
     src.lost_one(transfer);
@@ -591,4 +592,4 @@ void port_core::rank_failed(operation_id operation, transfer_id transfer, troupe
   conclude_source(operation, std::move(why), to_others);
 }
 
-}  // namespace troupe::actors::port
+}  // namespace troupe::actors::operations

@@ -1,14 +1,11 @@
 #include <utility>
 
-#include <caf/event_based_actor.hpp>
-
-#include "troupe/actors/port/port_core.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/actors/runner/operation_runner.hpp"
 #include "troupe/actors/values/value_client.hpp"
 #include "troupe/actors/values/value_regions.hpp"
 #include "troupe/actors/values/value_server.hpp"
 
-namespace troupe::actors::port {
+namespace troupe::actors::operations {
 
 namespace {
 
@@ -23,12 +20,12 @@ decltype(value_concluded::outcome) copied_here(node_context& context, const star
 
 }  // namespace
 
-void port_core::value_outcome(value_concluded& outcome) {
+void operation_runner::value_outcome(value_concluded& outcome) {
   if (!tell_last_outcome(outcome.operation, std::move(outcome.outcome))) return;
-  tell(pool_, pool_command{pool_changed{}});
+  around_.tell_pool(pool_command{pool_changed{}});
 }
 
-std::optional<waiting_value> port_core::no_longer_waits(operation_id operation) {
+std::optional<waiting_value> operation_runner::no_longer_waits(operation_id operation) {
   const auto found = values_.find(operation);
   if (found == values_.end()) return std::nullopt;
   auto value = std::move(found->second);
@@ -38,64 +35,54 @@ std::optional<waiting_value> port_core::no_longer_waits(operation_id operation) 
   return value;
 }
 
-void port_core::fail_value(operation_id operation, troupe::error why) {
+void operation_runner::fail_value(operation_id operation, troupe::error why) {
   unpin_value(operation);
   value_concluded outcome{operation, event_failed{std::move(why)}};
   value_outcome(outcome);
 }
 
-void port_core::lose_value(operation_id operation, troupe::error why) {
+void operation_runner::lose_value(operation_id operation, troupe::error why) {
   value_pins_.erase(operation);  // a peer may be able to read them for ever
   close_values(*context_);
   why.message += "; if it was a put, it is not known whether the value is stored";
   fail_value(operation, std::move(why));
 }
 
-void port_core::unpin_value(operation_id operation) {
+void operation_runner::unpin_value(operation_id operation) {
   const auto pinned = value_pins_.find(operation);
   if (pinned == value_pins_.end()) return;
   unpin_blocks("put " + std::to_string(operation.value), pinned->second);
   value_pins_.erase(pinned);
 }
 
-void port_core::count_copies() {
+void operation_runner::count_copies() {
   context_->counters.local_copies.store(static_cast<std::uint32_t>(copying_.size()));
 }
 
-/// Copies run on a scheduler thread, not on the caller's, which the port may run on: the engine
-/// computes meanwhile.
-session_actor port_core::spawn_copying_client(value_client_options options) {
-  auto client = self_->system().spawn(value_client, std::move(options));
-  self_->monitor(client);
-  return client;
-}
-
-void port_core::start_client(waiting_value value, const link_handle& link) {
+void operation_runner::start_client(waiting_value value, const link_handle& link) {
   const auto operation = value.order.operation;
   const auto transfer = new_transfer();
   auto report = report_of(value.order.key, link, "value", "asked");
   const bool copies = must_copy(value.order, link);
-  value_client_options options{context_, caf::actor_cast<engine_port_actor>(self_), link, transfer,
-                               std::move(value.order)};
-  auto client = copies ? spawn_copying_client(std::move(options))
-                       : self_->spawn<caf::monitored>(value_client, std::move(options));
+  auto made = std::make_unique<value_client>(
+      value_client_options{context_, link, transfer, std::move(value.order)});
+  // The engine computes meanwhile.
+  auto client = copies ? around_.begin_session_elsewhere(transfer, link, std::move(made))
+                       : around_.begin_session(transfer, link, std::move(made));
   value_clients_.emplace(operation, transfer);
   session_begins(operation, transfer, std::move(client), link, std::move(report), value.deadline);
 }
 
-void port_core::copy_here(start_value& order) {
+void operation_runner::copy_here(start_value& order) {
   const auto operation = order.operation;
-  const auto body = [](caf::event_based_actor* copier, const context_ptr& context,
-                       const engine_port_actor& port, const start_value& put) {
-    copier->send(port, port_event{value_concluded{put.operation, copied_here(*context, put)}});
-  };
-  self_->system().spawn(body, context_, caf::actor_cast<engine_port_actor>(self_),
-                        std::move(order));
+  around_.do_elsewhere([context = context_, put = std::move(order)] {
+    return runner_event{value_concluded{put.operation, copied_here(*context, put)}};
+  });
   copying_.insert(operation);
   count_copies();
 }
 
-void port_core::on_start_value(start_value& order) {
+void operation_runner::on_start_value(start_value& order) {
   if (!order.pinned.empty()) value_pins_.emplace(order.operation, order.pinned);
   if (stopping_) {
     fail_value(order.operation, {errc::aborted, "the node stops"});
@@ -111,7 +98,7 @@ void port_core::on_start_value(start_value& order) {
     value_outcome(outcome);
     return;
   }
-  waiting_value value{std::move(order), now() + context_->settings.default_deadline};
+  waiting_value value{std::move(order), around_.now() + context_->settings.default_deadline};
   if (const auto link = links_.find(value.order.peer); link != links_.end()) {
     start_client(std::move(value), link->second);
     return;
@@ -122,40 +109,40 @@ void port_core::on_start_value(start_value& order) {
   values_.emplace(operation, std::move(value));
 }
 
-void port_core::on_value_concluded(value_concluded& outcome) {
+void operation_runner::on_value_concluded(value_concluded& outcome) {
   value_clients_.erase(outcome.operation);
   if (copying_.erase(outcome.operation) != 0) unpin_value(outcome.operation);
   value_outcome(outcome);
   count_copies();  // the outcome was told before: `stop` waits for the count
 }
 
-void port_core::value_came(const link_handle& link, session_message& message) {
+void operation_runner::value_came(const link_handle& link, session_message& message) {
   if (auto reply = answer_value(*context_, message)) {
     // Small enough for one frame, or refused: no actor needed.
-    tell(link.actor, link_command{say{std::move(*reply), {}}});
-    tell(pool_, pool_command{pool_changed{}});
+    say_over(link, std::move(*reply));
+    around_.tell_pool(pool_command{pool_changed{}});
     return;
   }
   const auto transfer = route_of(message);
   if (sessions_.contains(transfer)) {
     const troupe::error why{errc::already_exists, "that operation is live here"};
-    tell(link.actor, link_command{say{refused_value(transfer.value, why), {}}});
+    say_over(link, refused_value(transfer.value, why));
     return;
   }
   if (auto served = room_to_serve(); !served) {
-    tell(link.actor, link_command{say{refused_value(transfer.value, served.error()), {}}});
+    say_over(link, refused_value(transfer.value, served.error()));
     return;
   }
   const auto* put = std::get_if<store_put>(&message);
   const auto& key = put != nullptr ? put->key : std::get<store_get>(message).key;
   auto report = report_of(key, link, "serve", "answering");
-  auto server = self_->spawn<caf::monitored>(
-      value_server, value_server_options{context_, caf::actor_cast<engine_port_actor>(self_), pool_,
-                                         link, std::move(message)});
+  auto server = around_.begin_session(
+      transfer, link,
+      std::make_unique<value_server>(value_server_options{context_, link, std::move(message)}));
   // By then the peer has given up at its own deadline and, if it lives, has said so. That message
   // may be lost, and a peer that forgot its request sends none.
   session_begins(operation_id{}, transfer, std::move(server), link, std::move(report),
                  deadline_after({}) + context_->settings.peer_silence);
 }
 
-}  // namespace troupe::actors::port
+}  // namespace troupe::actors::operations

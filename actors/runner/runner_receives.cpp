@@ -10,11 +10,10 @@
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/membership/placement_epochs.hpp"
 #include "troupe/actors/operations/request_tables.hpp"
-#include "troupe/actors/port/port_core.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/actors/runner/operation_runner.hpp"
 #include "troupe/kvcache/layer_parts.hpp"
 
-namespace troupe::actors::port {
+namespace troupe::actors::operations {
 
 namespace {
 
@@ -72,7 +71,7 @@ receiving::from_rank* rank_of(receiving& r, transfer_id transfer) {
 
 }  // namespace
 
-void port_core::release_receive(operation_id operation) {
+void operation_runner::release_receive(operation_id operation) {
   const auto found = receives_.find(operation);
   if (found == receives_.end()) return;
   const auto& r = found->second;
@@ -84,15 +83,16 @@ void port_core::release_receive(operation_id operation) {
   context_->events.push_last({operation, event_unpinned{}});
 }
 
-void port_core::conclude_receive(operation_id operation, std::optional<troupe::error> failure,
-                                 const session_event& to_receivers) {
+void operation_runner::conclude_receive(operation_id operation,
+                                        std::optional<troupe::error> failure,
+                                        const session_event& to_receivers) {
   auto& r = receives_.at(operation);
   if (r.now == receiving::phase::concluded) return;
   // No stream is held past the outcome: nothing more will come for it.
   for (const auto& stream : r.held) stream.gate->open();
   r.held.clear();
   if (r.now == receiving::phase::in_line) {
-    tell(pool_, pool_command{leave_line{operation}});
+    around_.tell_pool(pool_command{leave_line{operation}});
   }
   for (const auto& rank : r.ranks) {
     if (!rank.transfer) leave_link_line(rank.peer, operation);
@@ -104,7 +104,8 @@ void port_core::conclude_receive(operation_id operation, std::optional<troupe::e
   if (failure) {
     tell_outcome(operation, event_failed{*failure});
   } else {
-    tell_outcome(operation, event_done{std::move(r.aux), r.bytes, r.moved.told(r.began, now())});
+    tell_outcome(operation,
+                 event_done{std::move(r.aux), r.bytes, r.moved.told(r.began, around_.now())});
   }
   for (const auto& rank : r.ranks) {
     if (rank.transfer) tell_session(*rank.transfer, to_receivers);
@@ -112,14 +113,14 @@ void port_core::conclude_receive(operation_id operation, std::optional<troupe::e
   release_receive(operation);
 }
 
-void port_core::fail_receive(operation_id operation, troupe::error why) {
+void operation_runner::fail_receive(operation_id operation, troupe::error why) {
   const session_event to_receivers{abort_session{why}};
   conclude_receive(operation, std::move(why), to_receivers);
 }
 
 /// Tells the engine which layers are now complete from every rank, merging neighbours of equal
 /// progress, and releases the streams that waited for them.
-void port_core::tell_layers_of(operation_id operation, receiving& r) {
+void operation_runner::tell_layers_of(operation_id operation, receiving& r) {
   const auto layers = static_cast<std::uint32_t>(r.told.size());
   std::vector<std::uint32_t> complete(layers, r.spec.tokens);
   for (const auto& rank : r.ranks) {
@@ -141,7 +142,8 @@ void port_core::tell_layers_of(operation_id operation, receiving& r) {
   let_streams_go(r);
 }
 
-void port_core::start_receiver(operation_id operation, std::size_t index, const link_handle& link) {
+void operation_runner::start_receiver(operation_id operation, std::size_t index,
+                                      const link_handle& link) {
   auto& r = receives_.at(operation);
   auto mapping = geometry(link, kvcache::data_flow::to_local);
   if (!mapping) {
@@ -161,7 +163,6 @@ void port_core::start_receiver(operation_id operation, std::size_t index, const 
   const auto& layout = *context_->layout;
   decode_receiver_options options;
   options.basis.context = context_;
-  options.basis.port = caf::actor_cast<engine_port_actor>(self_);
   options.basis.link = link;
   options.basis.geometry = *mapping;
   options.basis.transfer = *rank.transfer;
@@ -181,7 +182,7 @@ void port_core::start_receiver(operation_id operation, std::size_t index, const 
   request.life = life_meant(r.spec, index);
   request.expect = r.spec.expect;
   request.again = r.spec.again;
-  if (r.spec.park) options.park_until = now() + std::min(*r.spec.park, longest_time);
+  if (r.spec.park) options.park_until = around_.now() + std::min(*r.spec.park, longest_time);
   request.token_begin = r.spec.prefix_tokens;
   request.token_end = r.spec.tokens;
   if (!layout.states.empty()) request.state_slots = {r.spec.state_slot};
@@ -190,9 +191,9 @@ void port_core::start_receiver(operation_id operation, std::size_t index, const 
   ++r.live;
   const auto transfer = *rank.transfer;
   const auto deadline = r.deadline;
-  auto receiver = self_->spawn<caf::monitored>(decode_receiver, std::move(options));
-  rank.receiver = receiver;
-  leases_.meet(operation, transfer, link.peer, link.peer_incarnation, now());
+  auto receiver =
+      around_.begin_session(transfer, link, std::make_unique<decode_receiver>(std::move(options)));
+  leases_.meet(operation, transfer, link.peer, link.peer_incarnation, around_.now());
   session_begins(operation, transfer, std::move(receiver), link, std::move(report), deadline);
   if (std::ranges::all_of(r.ranks, [](const auto& one) { return one.transfer.has_value(); })) {
     end_own_hold(r.spec.request);
@@ -202,7 +203,7 @@ void port_core::start_receiver(operation_id operation, std::size_t index, const 
 /// Whether the sources whose links are up may start. Sources that hold parts of a model wait for
 /// each other: only all their layouts together tell whether they are complete, and a missing part
 /// must be reported before a byte moves. An error of one source is reported at once.
-result<bool> port_core::may_start(const receiving& r) {
+result<bool> operation_runner::may_start(const receiving& r) {
   std::vector<const link_handle*> up;
   for (const auto& rank : r.ranks) {
     const auto link = links_.find(rank.peer);
@@ -229,7 +230,7 @@ result<bool> port_core::may_start(const receiving& r) {
 }
 
 /// Why the placement that a receive follows is void. Empty if it is valid.
-std::optional<troupe::error> port_core::void_placement(const receive_spec& spec) const {
+std::optional<troupe::error> operation_runner::void_placement(const receive_spec& spec) const {
   const membership_mark placed{spec.placed_by, spec.placed_at};
   if (placed.by == 0) return std::nullopt;
   const auto last = context_->registration.last();
@@ -243,7 +244,7 @@ std::optional<troupe::error> port_core::void_placement(const receive_spec& spec)
 
 /// The blocks are allocated: reaches out to every rank of the prefill replica. Checks again for
 /// losses while it waited in line.
-void port_core::begin_moving(operation_id operation) {
+void operation_runner::begin_moving(operation_id operation) {
   auto& r = receives_.at(operation);
   if (auto why = void_placement(r.spec)) {
     r.now = receiving::phase::linking;
@@ -254,12 +255,12 @@ void port_core::begin_moving(operation_id operation) {
   r.told.assign(context_->layout->layers.size(), r.spec.prefix_tokens);
   for (std::size_t index = 0; index < r.spec.sources.size(); ++index) {
     const auto& peer = r.spec.sources[index];
-    r.ranks.push_back({peer, std::nullopt, {}, false, {}});
+    r.ranks.push_back({peer, std::nullopt, false, {}});
   }
   start_receivers(operation);
 }
 
-void port_core::start_receivers(operation_id operation) {
+void operation_runner::start_receivers(operation_id operation) {
   const auto going_on = [&]() -> receiving* {
     const auto found = receives_.find(operation);
     const bool moves = found != receives_.end() && found->second.now == receiving::phase::moving;
@@ -287,9 +288,10 @@ void port_core::start_receivers(operation_id operation) {
   if (r != nullptr) tell_layers_of(operation, *r);
 }
 
-void port_core::on_start_receive(start_receive& order) {
+void operation_runner::on_start_receive(start_receive& order) {
   const auto operation = order.operation;
   auto& r = receives_[operation];
+  r.began = around_.now();
   r.spec = std::move(order.spec);
   r.deadline = deadline_after(r.spec.deadline);
   deadlines_.emplace(r.deadline, timer::operation, operation.value);
@@ -305,7 +307,7 @@ void port_core::on_start_receive(start_receive& order) {
   }
   // Held from here on, not from the link on: it may wait in line for as long as its sources live.
   for (const auto& node : r.spec.sources)
-    leases_.hold(operation, node, now(), {r.spec.placed_by, r.spec.placed_at});
+    leases_.hold(operation, node, around_.now(), {r.spec.placed_by, r.spec.placed_at});
   watch_leases();
   const auto block_tokens = context_->layout->block_tokens;
   const auto needed = (r.spec.tokens + block_tokens - 1) / block_tokens;
@@ -316,7 +318,7 @@ void port_core::on_start_receive(start_receive& order) {
   }
   r.now = receiving::phase::in_line;
   if (!r.spec.fail_when_full) {
-    tell(pool_, pool_command{wait_for_blocks{operation, needed, r.deadline}});
+    around_.tell_pool(pool_command{wait_for_blocks{operation, needed, r.deadline}});
     return;
   }
   auto blocks = context_->pool
@@ -324,11 +326,10 @@ void port_core::on_start_receive(start_receive& order) {
                     : result<kvcache::allocation>{
                           fail(errc::invalid_config,
                                "this node has no pool of its own; name the destination blocks")};
-  self_->send(caf::actor_cast<engine_port_actor>(self_),
-              port_event{blocks_granted{operation, std::move(blocks)}});
+  around_.tell_itself({blocks_granted{operation, std::move(blocks)}});
 }
 
-void port_core::on_open_when_complete(open_when_complete& order) {
+void operation_runner::on_open_when_complete(open_when_complete& order) {
   const auto found = receives_.find(order.operation);
   const bool goes_on = found != receives_.end() && found->second.now != receiving::phase::concluded;
   if (!goes_on || is_complete(found->second, order)) {
@@ -338,7 +339,7 @@ void port_core::on_open_when_complete(open_when_complete& order) {
   found->second.held.push_back(std::move(order));
 }
 
-void port_core::on_blocks_granted(blocks_granted& granted) {
+void operation_runner::on_blocks_granted(blocks_granted& granted) {
   const auto found = receives_.find(granted.operation);
   const bool wanted = found != receives_.end() && found->second.now == receiving::phase::in_line;
   if (!wanted) {
@@ -362,7 +363,7 @@ void port_core::on_blocks_granted(blocks_granted& granted) {
   begin_moving(granted.operation);
 }
 
-void port_core::on_session_layers(session_layers& layers) {
+void operation_runner::on_session_layers(session_layers& layers) {
   const auto session = sessions_.find(layers.transfer);
   if (session == sessions_.end()) return;
   const auto operation = session->second.operation;
@@ -379,7 +380,7 @@ void port_core::on_session_layers(session_layers& layers) {
   tell_layers_of(operation, found->second);
 }
 
-void port_core::receiver_concluded(operation_id operation, session_concluded& outcome) {
+void operation_runner::receiver_concluded(operation_id operation, session_concluded& outcome) {
   auto& r = receives_.at(operation);
   if (r.now == receiving::phase::concluded) return;
   if (outcome.failure) {
@@ -400,4 +401,4 @@ void port_core::receiver_concluded(operation_id operation, session_concluded& ou
   }
 }
 
-}  // namespace troupe::actors::port
+}  // namespace troupe::actors::operations

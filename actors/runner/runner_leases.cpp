@@ -6,10 +6,9 @@
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/member_list.hpp"
-#include "troupe/actors/port/port_core.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/actors/runner/operation_runner.hpp"
 
-namespace troupe::actors::port {
+namespace troupe::actors::operations {
 
 namespace {
 
@@ -30,7 +29,7 @@ std::string fate(const lapse& over, std::chrono::milliseconds length) {
 }  // namespace
 
 /// Ends a sealed source that no living decode rank has asked for.
-void port_core::reclaim(operation_id operation, source& src, const lapse& over) {
+void operation_runner::reclaim(operation_id operation, source& src, const lapse& over) {
   // While it waits for another decode rank, the retry window bounds the wait.
   if (src.lost()) return;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(over.waited);
@@ -41,12 +40,13 @@ void port_core::reclaim(operation_id operation, source& src, const lapse& over) 
                               "; ask sooner, name the decode nodes in `held_for`, or raise "
                               "limits.source_lease (" +
                               time_text(context_->settings.source_lease) + ")"};
-  logger("port")->warn("reclaims {} of request {}, which nobody has asked for in {}",
-                       count_of(src.block_count(), "block"), src.spec().request, time_text(waited));
+  logger("operations")
+      ->warn("reclaims {} of request {}, which nobody has asked for in {}",
+             count_of(src.block_count(), "block"), src.spec().request, time_text(waited));
   conclude_source(operation, why, session_event{abort_session{why}});
 }
 
-void port_core::source_lapses(operation_id operation, source& src, const lapse& over) {
+void operation_runner::source_lapses(operation_id operation, source& src, const lapse& over) {
   if (src.concluded) return;
   if (over.why == cache_leases::cause::unread) {
     reclaim(operation, src, over);
@@ -55,12 +55,12 @@ void port_core::source_lapses(operation_id operation, source& src, const lapse& 
   const troupe::error why{errc::peer_lost, over.peer + fate(over, context_->settings.source_lease) +
                                                " and had not asked for request `" +
                                                src.spec().request + "`, which is held for it"};
-  logger("port")->info("request {}: {}", src.spec().request, why.message);
+  logger("operations")->info("request {}: {}", src.spec().request, why.message);
   src.lost_unasked(over.peer, replica_of(over.peer));
   place_lost(operation, src, why);
 }
 
-void port_core::lapsed(const std::vector<cache_leases::lapse>& lapses) {
+void operation_runner::lapsed(const std::vector<cache_leases::lapse>& lapses) {
   for (const auto& over : lapses) {
     const auto& length = context_->settings.source_lease;
     if (over.met != transfer_id{}) {
@@ -75,20 +75,21 @@ void port_core::lapsed(const std::vector<cache_leases::lapse>& lapses) {
   }
 }
 
-void port_core::watch_leases() {
+void operation_runner::watch_leases() {
   if (lease_beat_ || leases_.empty()) return;
-  lease_beat_ = now() + leases_.beat_period(context_->settings.heartbeat_interval);
+  lease_beat_ = around_.now() + leases_.beat_period(context_->settings.heartbeat_interval);
   deadlines_.emplace(*lease_beat_, timer::leases, 0);
 }
 
-void port_core::lease_beat() {
+void operation_runner::lease_beat() {
   lease_beat_.reset();
   const bool supervised = !context_->registration.why_not();
-  lapsed(leases_.beat(now(), supervised ? cache_leases::news::current : cache_leases::news::old));
+  lapsed(leases_.beat(around_.now(),
+                      supervised ? cache_leases::news::current : cache_leases::news::old));
   watch_leases();
 }
 
-void port_core::on_membership_changed(membership_changed& news) {
+void operation_runner::on_membership_changed(membership_changed& news) {
   members_ = std::move(news.members);
   // A life that is no member any more asks for no link.
   if (members_->collecting == 0) {
@@ -96,12 +97,12 @@ void port_core::on_membership_changed(membership_changed& news) {
       return find_member(*members_, former.first) == nullptr;
     });
   }
-  lapsed(leases_.see(members_, now()));
+  lapsed(leases_.see(members_, around_.now()));
   place_ranks();
 }
 
-void port_core::on_heartbeat_answered(heartbeat_answered& news) {
-  lapsed(leases_.answered({news.supervisor_incarnation, news.epoch}, news.asked, now()));
+void operation_runner::on_heartbeat_answered(heartbeat_answered& news) {
+  lapsed(leases_.answered({news.supervisor_incarnation, news.epoch}, news.asked, around_.now()));
 }
 
-}  // namespace troupe::actors::port
+}  // namespace troupe::actors::operations

@@ -4,24 +4,15 @@
 #include <vector>
 
 #include "troupe/actors/context/engine_checks.hpp"
-#include "troupe/actors/port/port_core.hpp"
-#include "troupe/actors/port/source_word.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/actors/runner/operation_runner.hpp"
+#include "troupe/actors/runner/source_word.hpp"
 
-namespace troupe::actors::port {
-
-namespace {
-
-void say_ended(const link_handle& link, transfer_id transfer) {
-  tell(link.actor, link_command{say{transfer_release{transfer}, {}}});
-}
-
-}  // namespace
+namespace troupe::actors::operations {
 
 // -- our own, decode side
 
-void port_core::conclude_words(operation_id operation, std::optional<troupe::error> failure,
-                               const session_event& to_sessions) {
+void operation_runner::conclude_words(operation_id operation, std::optional<troupe::error> failure,
+                                      const session_event& to_sessions) {
   const auto found = words_.find(operation);
   if (found == words_.end()) return;
   const auto words = std::move(found->second);
@@ -43,8 +34,8 @@ void port_core::conclude_words(operation_id operation, std::optional<troupe::err
 }
 
 /// A source has answered, or will not.
-void port_core::has_ended(operation_id operation, words_to_sources::to_source& at,
-                          std::optional<troupe::error> failure) {
+void operation_runner::has_ended(operation_id operation, words_to_sources::to_source& at,
+                                 std::optional<troupe::error> failure) {
   auto& words = words_.at(operation);
   at.ended = true;
   if (words.verb == source_verb::hold) {
@@ -60,8 +51,8 @@ void port_core::has_ended(operation_id operation, words_to_sources::to_source& a
 }
 
 /// The source at that node, if it waits for its link. Each node is named once.
-words_to_sources::to_source* port_core::waiting_source(operation_id operation,
-                                                       const std::string& peer) {
+words_to_sources::to_source* operation_runner::waiting_source(operation_id operation,
+                                                              const std::string& peer) {
   const auto words = words_.find(operation);
   if (words == words_.end()) return nullptr;
   auto& sources = words->second.sources;
@@ -70,19 +61,19 @@ words_to_sources::to_source* port_core::waiting_source(operation_id operation,
   return waits ? &*at : nullptr;
 }
 
-void port_core::say_word(operation_id operation, words_to_sources::to_source& to,
-                         const link_handle& link) {
+void operation_runner::say_word(operation_id operation, words_to_sources::to_source& to,
+                                const link_handle& link) {
   auto& words = words_.at(operation);
   to.transfer = new_transfer();
-  auto word = self_->spawn<caf::monitored>(
-      source_word, source_word_options{caf::actor_cast<engine_port_actor>(self_), link,
-                                       *to.transfer, words.verb, words.request, to.life});
+  auto word = around_.begin_session(*to.transfer, link,
+                                    std::make_unique<source_word>(source_word_options{
+                                        link, *to.transfer, words.verb, words.request, to.life}));
   const auto* side = words.verb == source_verb::hold ? "hold" : "release";
   session_begins(operation, *to.transfer, std::move(word), link,
                  report_of(words.request, link, side, "asked"), no_deadline);
 }
 
-void port_core::start_word_to(operation_id operation, const link_handle& link) {
+void operation_runner::start_word_to(operation_id operation, const link_handle& link) {
   auto* to = waiting_source(operation, link.peer);
   if (to == nullptr) return;
   if (auto meant = check_life(link.peer, link.peer_incarnation.value, to->life); meant) {
@@ -92,13 +83,13 @@ void port_core::start_word_to(operation_id operation, const link_handle& link) {
   }
 }
 
-void port_core::word_cannot_come(operation_id operation, const std::string& peer,
-                                 const troupe::error& why) {
+void operation_runner::word_cannot_come(operation_id operation, const std::string& peer,
+                                        const troupe::error& why) {
   // The others are still told.
   if (auto* to = waiting_source(operation, peer); to != nullptr) has_ended(operation, *to, why);
 }
 
-void port_core::on_start_word(start_word& order) {
+void operation_runner::on_start_word(start_word& order) {
   const auto operation = order.operation;
   auto& words = words_[operation];
   words.verb = order.verb;
@@ -128,14 +119,14 @@ void port_core::on_start_word(start_word& order) {
   }
 }
 
-void port_core::word_concluded(operation_id operation, session_concluded& outcome) {
+void operation_runner::word_concluded(operation_id operation, session_concluded& outcome) {
   auto& sources = words_.at(operation).sources;
   const auto at = std::ranges::find(sources, std::optional{outcome.transfer},
                                     &words_to_sources::to_source::transfer);
   if (at != sources.end()) has_ended(operation, *at, std::move(outcome.failure));
 }
 
-void port_core::end_own_hold(const std::string& request) {
+void operation_runner::end_own_hold(const std::string& request) {
   const auto& holds = hold_of_;
   const auto found = holds.find(request);
   if (found != holds.end()) {
@@ -146,7 +137,7 @@ void port_core::end_own_hold(const std::string& request) {
 // -- of peers, prefill side
 
 /// Whether the peer may ask about our sources at all.
-result<void> port_core::check_word(const link_handle& link, std::uint64_t life) const {
+result<void> operation_runner::check_word(const link_handle& link, std::uint64_t life) const {
   if (stopping_) return fail(errc::aborted, "the node stops");
   const auto& ours = context_->self;
   if (auto meant = check_life(ours.name, ours.incarnation, life); !meant) return meant;
@@ -157,8 +148,8 @@ result<void> port_core::check_word(const link_handle& link, std::uint64_t life) 
 }
 
 /// Another node that takes the source, or is to take it: the source goes on for that node.
-std::optional<std::string> port_core::other_taker(const source& src,
-                                                  const std::string& peer) const {
+std::optional<std::string> operation_runner::other_taker(const source& src,
+                                                         const std::string& peer) const {
   for (const auto sender : src.senders()) {
     const auto session = sessions_.find(sender);
     if (session != sessions_.end() && session->second.report.peer != peer)
@@ -174,8 +165,8 @@ std::optional<std::string> port_core::other_taker(const source& src,
 }
 
 /// Another node that waits for the request to be sent.
-std::optional<std::string> port_core::other_asker(const std::string& request,
-                                                  const std::string& peer) const {
+std::optional<std::string> operation_runner::other_asker(const std::string& request,
+                                                         const std::string& peer) const {
   const auto found = parked_.find(request);
   if (found == parked_.end()) return std::nullopt;
   const auto other = std::ranges::find_if(
@@ -183,7 +174,7 @@ std::optional<std::string> port_core::other_asker(const std::string& request,
   return other == found->second.end() ? std::nullopt : std::optional{other->link.peer};
 }
 
-void port_core::forget_came(const link_handle& link, const transfer_forget& word) {
+void operation_runner::forget_came(const link_handle& link, const transfer_forget& word) {
   if (auto may = check_word(link, word.life); !may) {
     refuse_request(link, word.transfer, may.error());
     return;
@@ -208,16 +199,16 @@ void port_core::forget_came(const link_handle& link, const transfer_forget& word
       return true;
     });
   }
-  say_ended(link, word.transfer);
+  say_over(link, transfer_release{word.transfer});
 }
 
-void port_core::hold_came(const link_handle& link, const transfer_hold& word) {
+void operation_runner::hold_came(const link_handle& link, const transfer_hold& word) {
   if (auto may = check_word(link, word.life); !may) {
     refuse_request(link, word.transfer, may.error());
     return;
   }
   if (const auto known = holds_.find(word.transfer); known != holds_.end()) {
-    if (known->second.link.actor.id() == link.actor.id()) {
+    if (known->second.link.id == link.id) {
       known->second.link = link;  // sent again over the rebuilt link
     } else {
       refuse_request(link, word.transfer, {errc::already_exists, "that hold is another node's"});
@@ -228,7 +219,7 @@ void port_core::hold_came(const link_handle& link, const transfer_hold& word) {
   if (of == source_of_.end()) {
     const auto* end = ended_.find(word.request);
     if (end != nullptr && end->came == ended_requests::how::delivered) {
-      say_ended(link, word.transfer);
+      say_over(link, transfer_release{word.transfer});
     } else {
       refuse_request(link, word.transfer,
                      end != nullptr
@@ -255,41 +246,41 @@ void port_core::hold_came(const link_handle& link, const transfer_hold& word) {
                                                            "limits.max_operations: hold fewer"});
     return;
   }
-  holds_.emplace(word.transfer, source_hold{of->second, link, now()});
+  holds_.emplace(word.transfer, source_hold{of->second, link, around_.now()});
   src.holders.insert(word.transfer);
-  leases_.keep(of->second, word.transfer, link.peer, link.peer_incarnation, now());
+  leases_.keep(of->second, word.transfer, link.peer, link.peer_incarnation, around_.now());
   lengthen_if_filled(of->second, src);
   watch_leases();
 }
 
-void port_core::tell_holders(source& src, const std::optional<troupe::error>& failure) {
+void operation_runner::tell_holders(source& src, const std::optional<troupe::error>& failure) {
   for (const auto transfer : src.holders) {
     const auto found = holds_.find(transfer);
     if (failure) {
       refuse_request(found->second.link, transfer, *failure);
     } else {
-      say_ended(found->second.link, transfer);
+      say_over(found->second.link, transfer_release{transfer});
     }
     holds_.erase(found);
   }
   src.holders.clear();
 }
 
-void port_core::end_hold(transfer_id transfer) {
+void operation_runner::end_hold(transfer_id transfer) {
   const auto found = holds_.find(transfer);
   if (found == holds_.end()) return;
   const auto of = found->second.source;
   sources_.at(of).holders.erase(transfer);
-  leases_.leave(of, transfer, now());
+  leases_.leave(of, transfer, around_.now());
   holds_.erase(found);
 }
 
-void port_core::end_holds_over(caf::actor_id link) {
+void operation_runner::end_holds_over(std::uint64_t link) {
   std::vector<transfer_id> over;
   for (const auto& [transfer, hold] : holds_) {
-    if (hold.link.actor.id() == link) over.push_back(transfer);
+    if (hold.link.id == link) over.push_back(transfer);
   }
   for (const auto transfer : over) end_hold(transfer);
 }
 
-}  // namespace troupe::actors::port
+}  // namespace troupe::actors::operations

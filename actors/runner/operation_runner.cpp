@@ -1,4 +1,4 @@
-#include "troupe/actors/port/engine_port.hpp"
+#include "troupe/actors/runner/operation_runner.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -8,14 +8,9 @@
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/logging.hpp"
-#include "troupe/actors/port/port_core.hpp"
-#include "troupe/actors/runtime/inline_executor.hpp"
-#include "troupe/actors/runtime/system.hpp"
 #include "troupe/kvcache/overloaded.hpp"
 
-namespace troupe::actors {
-
-namespace port {
+namespace troupe::actors::operations {
 
 namespace {
 
@@ -24,20 +19,20 @@ constexpr auto tick_interval = std::chrono::milliseconds{10};
 
 }  // namespace
 
-port_core::port_core(self_pointer self, context_ptr context)
-    : self_{self},
+operation_runner::operation_runner(runner_surroundings& around, context_ptr context)
+    : around_{around},
       context_{std::move(context)},
       leases_{{incarnation{context_->self.incarnation}, context_->settings.source_lease}} {}
 
-void port_core::arm() {
+void operation_runner::arm() {
   if (ticking_ || deadlines_.empty()) return;
   ticking_ = true;
-  self_->delayed_send(self_, tick_interval, tick_atom::value);
+  around_.wake_after(tick_interval);
 }
 
 // -- outcomes of sessions
 
-void port_core::on_session_concluded(session_concluded& outcome) {
+void operation_runner::on_session_concluded(session_concluded& outcome) {
   const auto found = sessions_.find(outcome.transfer);
   if (found == sessions_.end()) return;
   const auto operation = found->second.operation;
@@ -52,7 +47,7 @@ void port_core::on_session_concluded(session_concluded& outcome) {
   }
 }
 
-void port_core::on_session_unpinned(session_unpinned& last) {
+void operation_runner::on_session_unpinned(session_unpinned& last) {
   const auto found = sessions_.find(last.transfer);
   if (found == sessions_.end()) return;
   const auto operation = found->second.operation;
@@ -69,12 +64,10 @@ void port_core::on_session_unpinned(session_unpinned& last) {
 
 // -- links
 
-void port_core::on_link_ready(link_ready& ready) {
+void operation_runner::on_link_ready(link_ready& ready) {
   const auto peer = ready.link.peer;
-  // Monitored here, once, and not by each session: a link keeps every monitor until it ends.
-  if (watched_links_.emplace(ready.link.actor.id(), false).second) {
-    self_->monitor(ready.link.actor);
-  }
+  // Watched here, once, and not by each session: a link keeps every monitor until it ends.
+  if (watched_links_.emplace(ready.link.id, false).second) around_.watch_link(ready.link);
   if (const auto former = links_.find(peer); former != links_.end()) {
     leases_.unlinked(former->second.peer_incarnation);
   }
@@ -100,24 +93,24 @@ void port_core::on_link_ready(link_ready& ready) {
   }
 }
 
-void port_core::forget_link(const std::string& peer, caf::actor_id actor) {
+void operation_runner::forget_link(const std::string& peer, std::uint64_t actor) {
   const auto link = links_.find(peer);
-  if (link == links_.end() || link->second.actor.id() != actor) return;
+  if (link == links_.end() || link->second.id != actor) return;
   leases_.unlinked(link->second.peer_incarnation);
   links_.erase(link);
 }
 
-void port_core::on_link_draining(link_draining& leaves) {
+void operation_runner::on_link_draining(link_draining& leaves) {
   forget_link(leaves.peer, leaves.link);
   former_lives_[leaves.peer] = leaves.peer_incarnation;
   const auto watched = watched_links_.find(leaves.link);
   if (watched == watched_links_.end()) return;  // it was never up
   watched->second = true;
   // Its parked requests must not take a source that others may ask for.
-  drop_parked([&](const parked_request& one) { return one.link.actor.id() == leaves.link; });
+  drop_parked([&](const parked_request& one) { return one.link.id == leaves.link; });
 }
 
-void port_core::on_link_gone(link_gone& gone) {
+void operation_runner::on_link_gone(link_gone& gone) {
   const incarnation life{gone.peer_incarnation};
   forget_link(gone.peer, gone.link);
   if (const auto link = links_.find(gone.peer);
@@ -125,7 +118,7 @@ void port_core::on_link_gone(link_gone& gone) {
     send_geometry_.erase(life);
     receive_geometry_.erase(life);
   }
-  drop_parked([&](const parked_request& one) { return one.link.actor.id() == gone.link; });
+  drop_parked([&](const parked_request& one) { return one.link.id == gone.link; });
   // Operations that wait from here on need the next link, not one that was up already or one that
   // answers an earlier question.
   if (watched_links_.contains(gone.link)) return;
@@ -144,7 +137,7 @@ void port_core::on_link_gone(link_gone& gone) {
   }
 }
 
-void port_core::on_unrouted_message(unrouted_message& came) {
+void operation_runner::on_unrouted_message(unrouted_message& came) {
   auto& message = came.message;
   const auto& sessions = sessions_;
   if (auto* request = std::get_if<transfer_request>(&message)) {
@@ -154,17 +147,17 @@ void port_core::on_unrouted_message(unrouted_message& came) {
   } else if (const auto* forget = std::get_if<transfer_forget>(&message)) {
     forget_came(came.link, *forget);
   } else if (const auto session = sessions.find(route_of(message));
-             session != sessions.end() && session->second.link == came.link.actor.id()) {
-    pass_on(session->second, came.link, std::move(message));
+             session != sessions.end() && session->second.link == came.link.id) {
+    pass_on(session->first, came.link, std::move(message));
   } else if (const auto* abort = std::get_if<transfer_abort>(&message)) {
     // The peer gave up a request that is still parked, or a hold.
     const auto transfer = abort->transfer;
     if (const auto known = holds_.find(transfer);
-        known != holds_.end() && known->second.link.actor.id() == came.link.actor.id()) {
+        known != holds_.end() && known->second.link.id == came.link.id) {
       end_hold(transfer);
     }
     drop_parked_of(transfer, [](const parked_request&) { return true; });
-    tell(came.link.actor, link_command{say{transfer_quiescent{transfer}, {}}});
+    say_over(came.link, transfer_quiescent{transfer});
   } else if (std::holds_alternative<store_put>(message) ||
              std::holds_alternative<store_get>(message) ||
              std::holds_alternative<store_query>(message) ||
@@ -173,14 +166,15 @@ void port_core::on_unrouted_message(unrouted_message& came) {
     value_came(came.link, message);
   } else {
     // Messages that arrive after this side has ended the transfer.
-    logger("port")->debug("{} from {} belongs to no transfer", type_name(message), came.link.peer);
+    logger("operations")
+        ->debug("{} from {} belongs to no transfer", type_name(message), came.link.peer);
   }
 }
 
 // -- aborts, deadlines, the end
 
-void port_core::end_operation(operation_id operation, troupe::error why,
-                              const session_event& to_sessions) {
+void operation_runner::end_operation(operation_id operation, troupe::error why,
+                                     const session_event& to_sessions) {
   if (sources_.contains(operation)) {
     conclude_source(operation, std::move(why), to_sessions);
   } else if (receives_.contains(operation)) {
@@ -194,17 +188,12 @@ void port_core::end_operation(operation_id operation, troupe::error why,
   }
 }
 
-void port_core::on_abort_operation(abort_operation& order) {
+void operation_runner::on_abort_operation(abort_operation& order) {
   const troupe::error why{errc::aborted, order.reason};
   end_operation(order.operation, why, session_event{abort_session{why}});
 }
 
-void port_core::on_connect_operations(connect_operations& order) {
-  node_ = std::move(order.node);
-  pool_ = std::move(order.pool);
-}
-
-void port_core::on_stop_port() {
+void operation_runner::on_stop_runner() {
   stopping_ = true;
   const troupe::error why{errc::aborted, "the node stops"};
   const session_event to_sessions{abort_session{why}};
@@ -216,7 +205,7 @@ void port_core::on_stop_port() {
   for (const auto& [operation, client] : value_clients_) live.push_back(operation);
   for (const auto operation : live) end_operation(operation, why, to_sessions);
   for (const auto& [transfer, session] : sessions_) {
-    if (session.operation == operation_id{}) tell(session.actor, to_sessions);
+    if (session.operation == operation_id{}) tell_session(transfer, to_sessions);
   }
   drop_parked([&](const parked_request& one) {
     refuse_request(one.link, one.request.transfer, why);
@@ -225,10 +214,10 @@ void port_core::on_stop_port() {
   // No lease is left, so cancel the timer: a pending one would keep this actor alive.
   if (lease_beat_) forget_deadline(*lease_beat_, timer::leases, 0);
   lease_beat_.reset();
-  context_->counters.port_stops.store(true);
+  context_->counters.runner_stops.store(true);
 }
 
-void port_core::parked_too_long(transfer_id transfer) {
+void operation_runner::parked_too_long(transfer_id transfer) {
   drop_parked_of(transfer, [&](const parked_request& one) {
     const troupe::error late{errc::deadline, "no prefill engine offered request `" +
                                                  one.request.request + "` here in time"};
@@ -238,7 +227,7 @@ void port_core::parked_too_long(transfer_id transfer) {
   });
 }
 
-void port_core::deadline_passed(timer what, std::uint64_t id) {
+void operation_runner::deadline_passed(timer what, std::uint64_t id) {
   switch (what) {
     case timer::operation: {
       const operation_id operation{id};
@@ -260,9 +249,9 @@ void port_core::deadline_passed(timer what, std::uint64_t id) {
   }
 }
 
-void port_core::tick() {
+void operation_runner::tick() {
   ticking_ = false;
-  const auto time = now();
+  const auto time = around_.now();
   while (!deadlines_.empty() && std::get<time_point>(*deadlines_.begin()) <= time) {
     const auto [when, what, id] = *deadlines_.begin();
     deadlines_.erase(deadlines_.begin());
@@ -271,10 +260,10 @@ void port_core::tick() {
   arm();
 }
 
-transfer_reports port_core::describe() const {
+transfer_reports operation_runner::report() const {
   transfer_reports all;
   for (const auto& [peer, line] : waiting_for_link_) all.waiting_for_link += line.waiting.size();
-  const auto time = now();
+  const auto time = around_.now();
   for (const auto& [transfer, session] : sessions_) {
     auto report = session.report;
     report.age_ms = static_cast<std::uint32_t>(
@@ -300,7 +289,7 @@ transfer_reports port_core::describe() const {
 
 /// A crashed session no longer counts for the bounds on transfers, nor for those who wait for their
 /// end.
-void port_core::count_as_crashed(live_session& session) {
+void operation_runner::count_as_crashed(live_session& session) {
   session.report.state = "crashed";
   if (!std::exchange(session.crashed, true)) ++crashed_sessions_;
   if (std::exchange(session.served, false)) --served_count_;
@@ -310,22 +299,24 @@ void port_core::count_as_crashed(live_session& session) {
 /// A link's actor ended. Sessions that it never knew get no answer from it: it granted nothing for
 /// them, so none of their bytes can move. After a crash of the link nothing is known; the pins
 /// stay.
-void port_core::link_ended(caf::actor_id link, bool crashed) {
+void operation_runner::on_link_ended(std::uint64_t link, bool crashed) {
+  watched_links_.erase(link);
   // A link that crashed has not said that it is gone: the next operation needs another one.
   std::erase_if(links_, [&](const auto& known) {
-    if (known.second.actor.id() != link) return false;
+    if (known.second.id != link) return false;
     leases_.unlinked(known.second.peer_incarnation);
     return true;
   });
-  drop_parked([&](const parked_request& one) { return one.link.actor.id() == link; });
+  drop_parked([&](const parked_request& one) { return one.link.id == link; });
   end_holds_over(link);
   for (auto& [transfer, session] : sessions_) {
     if (session.link != link) continue;
     if (crashed) count_as_crashed(session);
-    tell(session.actor, session_event{link_is_lost{
-                            {errc::peer_lost, "the link to " + session.report.peer + " is gone"}}});
+    tell_session(transfer,
+                 session_event{link_is_lost{
+                     {errc::peer_lost, "the link to " + session.report.peer + " is gone"}}});
     if (!crashed) {
-      tell(session.actor, session_event{transfer_fenced{}});
+      tell_session(transfer, session_event{transfer_fenced{}});
     } else if (value_clients_.erase(session.operation) != 0) {
       // Its client would wait for the fence.
       lose_value(session.operation,
@@ -336,93 +327,68 @@ void port_core::link_ended(caf::actor_id link, bool crashed) {
 
 /// A transfer's actor crashed by a defect of ours. Its operation fails; its blocks stay pinned,
 /// since nobody is left to say that nothing can touch them any more.
-void port_core::session_crashed(const caf::down_msg& down) {
-  if (!down.reason) return;
-  const auto crashed = std::ranges::find_if(
-      sessions_, [&](const auto& entry) { return entry.second.actor.address() == down.source; });
+void operation_runner::on_session_crashed(transfer_id transfer, const std::string& why) {
+  const auto crashed = sessions_.find(transfer);
   if (crashed == sessions_.end()) return;
-  const troupe::error why{errc::internal, "the actor of the transfer crashed; see the log"};
-  logger("port")->error(
-      "transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned",
-      crashed->first.value, crashed->second.report.request, self_->system().render(down.reason));
+  const troupe::error told{errc::internal, "the actor of the transfer crashed; see the log"};
+  logger("operations")
+      ->error("transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned",
+              transfer.value, crashed->second.report.request, why);
   // Without this the other side would wait until its deadline.
   const auto link = links_.find(crashed->second.report.peer);
-  if (link != links_.end() && link->second.actor.id() == crashed->second.link) {
-    refuse_request(link->second, crashed->first, why);
+  if (link != links_.end() && link->second.id == crashed->second.link) {
+    refuse_request(link->second, transfer, told);
   }
   count_as_crashed(crashed->second);
   const auto operation = crashed->second.operation;
   // Only a value's own actor knows its outcome, and who may read what is put.
   if (value_clients_.erase(operation) != 0) {
-    lose_value(operation, why);
+    lose_value(operation, told);
   } else if (const auto src = sources_.find(operation); src != sources_.end()) {
     if (src->second.concluded) return;
-    leases_.leave(operation, crashed->first, now());
-    rank_failed(operation, crashed->first, why);
+    leases_.leave(operation, transfer, around_.now());
+    rank_failed(operation, transfer, told);
   } else {
-    end_operation(operation, why, session_event{abort_session{why}});
+    end_operation(operation, told, session_event{abort_session{told}});
   }
 }
 
-engine_port_actor::behavior_type port_core::begin() {
-  self_->set_down_handler([this](const caf::down_msg& down) {
-    if (watched_links_.erase(down.source.id()) != 0) {
-      link_ended(down.source.id(), static_cast<bool>(down.reason));
-    } else {
-      session_crashed(down);
-    }
-  });
-  return {
-      [this](engine_command& command) {
-        std::visit(overloaded{[this](start_send& x) { on_start_send(x); },
-                              [this](send_grew& x) { on_send_grew(x); },
-                              [this](send_progress& x) { on_send_progress(x); },
-                              [this](send_sealed& x) { on_send_sealed(x); },
-                              [this](start_receive& x) { on_start_receive(x); },
-                              [this](open_when_complete& x) { on_open_when_complete(x); },
-                              [this](abort_operation& x) { on_abort_operation(x); },
-                              [this](start_value& x) { on_start_value(x); },
-                              [this](start_word& x) { on_start_word(x); },
-                              [this](connect_operations& x) { on_connect_operations(x); },
-                              [this](stop_port&) { on_stop_port(); }},
-                   command.what);
-        arm();
-      },
-      [this](port_event& event) {
-        std::visit(overloaded{[this](link_ready& x) { on_link_ready(x); },
-                              [this](link_draining& x) { on_link_draining(x); },
-                              [this](link_gone& x) { on_link_gone(x); },
-                              [this](unrouted_message& x) { on_unrouted_message(x); },
-                              [this](session_layers& x) { on_session_layers(x); },
-                              [this](session_concluded& x) { on_session_concluded(x); },
-                              [this](session_unpinned& x) { on_session_unpinned(x); },
-                              [this](value_concluded& x) { on_value_concluded(x); },
-                              [this](blocks_granted& x) { on_blocks_granted(x); },
-                              [this](gpu_point_reached& x) { on_gpu_point_reached(x); }},
-                   event.what);
-        arm();
-      },
-      [this](node_notice& notice) {
-        std::visit(overloaded{[this](membership_changed& x) { on_membership_changed(x); },
-                              [this](heartbeat_answered& x) { on_heartbeat_answered(x); }},
-                   notice.what);
-        arm();
-      },
-      [this](report_atom) { return describe(); },
-      [this](tick_atom) { tick(); },
-  };
+void operation_runner::handle(engine_command& command) {
+  std::visit(overloaded{[this](start_send& x) { on_start_send(x); },
+                        [this](send_grew& x) { on_send_grew(x); },
+                        [this](send_progress& x) { on_send_progress(x); },
+                        [this](send_sealed& x) { on_send_sealed(x); },
+                        [this](start_receive& x) { on_start_receive(x); },
+                        [this](open_when_complete& x) { on_open_when_complete(x); },
+                        [this](abort_operation& x) { on_abort_operation(x); },
+                        [this](start_value& x) { on_start_value(x); },
+                        [this](start_word& x) { on_start_word(x); },
+                        [this](connect_operations& x) { around_.connect(x); },
+                        [this](stop_runner&) { on_stop_runner(); }},
+             command.what);
+  arm();
 }
 
-}  // namespace port
-
-port_slot::port_slot() = default;
-port_slot::~port_slot() = default;
-
-engine_port_actor::behavior_type engine_port(engine_port_actor::stateful_pointer<port_slot> self,
-                                             context_ptr context) {
-  set_log_handlers(*self, "port");
-  self->state.core = std::make_unique<port::port_core>(self, std::move(context));
-  return self->state.core->begin();
+void operation_runner::handle(runner_event& event) {
+  std::visit(overloaded{[this](link_ready& x) { on_link_ready(x); },
+                        [this](link_draining& x) { on_link_draining(x); },
+                        [this](link_gone& x) { on_link_gone(x); },
+                        [this](unrouted_message& x) { on_unrouted_message(x); },
+                        [this](session_layers& x) { on_session_layers(x); },
+                        [this](session_concluded& x) { on_session_concluded(x); },
+                        [this](session_unpinned& x) { on_session_unpinned(x); },
+                        [this](value_concluded& x) { on_value_concluded(x); },
+                        [this](blocks_granted& x) { on_blocks_granted(x); },
+                        [this](gpu_point_reached& x) { on_gpu_point_reached(x); }},
+             event.what);
+  arm();
 }
 
-}  // namespace troupe::actors
+void operation_runner::handle(node_notice& notice) {
+  std::visit(overloaded{[this](membership_changed& x) { on_membership_changed(x); },
+                        [this](heartbeat_answered& x) { on_heartbeat_answered(x); }},
+             notice.what);
+  arm();
+}
+
+}  // namespace troupe::actors::operations

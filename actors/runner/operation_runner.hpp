@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <set>
 #include <span>
 #include <string>
@@ -17,21 +16,15 @@
 #include <variant>
 #include <vector>
 
-#include <caf/typed_event_based_actor.hpp>
-
 #include "troupe/actors/context/node_context.hpp"
 #include "troupe/actors/messages/messages.hpp"
 #include "troupe/actors/operations/cache_leases.hpp"
 #include "troupe/actors/operations/compute_line.hpp"
 #include "troupe/actors/operations/source.hpp"
-#include "troupe/actors/port/engine_port.hpp"
+#include "troupe/actors/runner/runner_surroundings.hpp"
 #include "troupe/kvcache/plan.hpp"
 
-namespace troupe::actors {
-struct value_client_options;
-}
-
-namespace troupe::actors::port {
+namespace troupe::actors::operations {
 
 /// Deadline of a session that only its peer's liveness bounds.
 constexpr auto no_deadline = time_point::max();
@@ -43,8 +36,7 @@ struct receiving {
   enum class phase : std::uint8_t { in_line, linking, moving, concluded };
   struct from_rank {
     std::string peer;
-    std::optional<transfer_id> transfer;  ///< once its receiver is spawned
-    session_actor receiver;
+    std::optional<transfer_id> transfer;  ///< once it has a receiver
     bool done{false};
     /// Per layer of this node, the first token that has not landed yet; the end of the tokens for a
     /// layer that this source does not hold.
@@ -58,7 +50,7 @@ struct receiving {
   std::vector<open_when_complete> held;  ///< streams that wait for layers
   std::uint32_t live{0};                 ///< receivers that have not unpinned
   bool pinned{false};
-  time_point began{std::chrono::steady_clock::now()};
+  time_point began{};
   time_point deadline;
   std::uint64_t bytes{0};
   seen_movement moved;
@@ -78,7 +70,7 @@ struct words_to_sources {
   struct to_source {
     std::string peer;
     std::uint64_t life{0};                ///< the incarnation that is meant; 0: any
-    std::optional<transfer_id> transfer;  ///< once its actor is spawned
+    std::optional<transfer_id> transfer;  ///< once it has a session
     bool ended{false};
   };
   source_verb verb{source_verb::release};
@@ -95,16 +87,16 @@ struct source_hold {
   time_point since;
 };
 
-/// An actor that works for an operation, kept until its last message.
+/// A session that works for an operation, kept until its last message.
 struct live_session {
   operation_id operation;  ///< 0: none, it serves a peer's request for a keyed value of ours
   session_actor actor;
-  caf::actor_id link{0};  ///< of the link's actor
+  std::uint64_t link{0};  ///< `link_handle::id`
   transfer_report report;
   time_point deadline;
   bool served{false};   ///< serves a peer's request, and counts in `served_count_`
   bool crashed{false};  ///< this actor or its link's crashed: nobody is left to end it
-  time_point started{std::chrono::steady_clock::now()};
+  time_point started{};
 };
 
 /// The operations that wait for the link with one peer. Kept until the node has answered, even when
@@ -121,16 +113,24 @@ struct waiting_value {
 };
 
 /// Runs every operation of the engine (sends, receives, releases, holds, keyed values), each with
-/// one outcome. Spawns the actors that work for them, and ends those that do not end in time.
-class port_core {
+/// one outcome. Begins the sessions that work for them, and ends those that do not end in time.
+class operation_runner {
  public:
-  using self_pointer = engine_port_actor::stateful_pointer<port_slot>;
+  /// The surroundings outlive the runner.
+  operation_runner(runner_surroundings& around, context_ptr context);
+  operation_runner(const operation_runner&) = delete;
+  operation_runner& operator=(const operation_runner&) = delete;
 
-  port_core(self_pointer self, context_ptr context);
-  port_core(const port_core&) = delete;
-  port_core& operator=(const port_core&) = delete;
-
-  [[nodiscard]] engine_port_actor::behavior_type begin();
+  void handle(engine_command& command);
+  void handle(runner_event& event);
+  void handle(node_notice& notice);
+  /// The pause that the runner asked for is over.
+  void tick();
+  /// The actor of a link that is watched has ended.
+  void on_link_ended(std::uint64_t link, bool crashed);
+  /// `why`: how the crash shows in the log.
+  void on_session_crashed(transfer_id transfer, const std::string& why);
+  [[nodiscard]] transfer_reports report() const;
 
  private:
   /// What kind of entry a deadline ends.
@@ -142,23 +142,18 @@ class port_core {
   void on_session_concluded(session_concluded& outcome);
   void on_session_unpinned(session_unpinned& last);
   void on_link_ready(link_ready& ready);
-  void forget_link(const std::string& peer, caf::actor_id actor);
+  void forget_link(const std::string& peer, std::uint64_t actor);
   void on_link_draining(link_draining& leaves);
   void on_link_gone(link_gone& gone);
   void on_unrouted_message(unrouted_message& came);
   void end_operation(operation_id operation, troupe::error why, const session_event& to_sessions);
   void on_abort_operation(abort_operation& order);
-  void on_connect_operations(connect_operations& order);
-  void on_stop_port();
+  void on_stop_runner();
   void parked_too_long(transfer_id transfer);
   void deadline_passed(timer what, std::uint64_t id);
-  void tick();
-  transfer_reports describe() const;
   void count_as_crashed(live_session& session);
-  void link_ended(caf::actor_id link, bool crashed);
-  void session_crashed(const caf::down_msg& down);
 
-  // -- shared (engine_port_sessions.cpp)
+  // -- shared (port_sessions.cpp)
 
   [[nodiscard]] time_point deadline_after(std::chrono::milliseconds wanted) const;
   void forget_deadline(time_point when, timer what, std::uint64_t id);
@@ -169,13 +164,20 @@ class port_core {
   [[nodiscard]] result<std::shared_ptr<const kvcache::transfer_geometry>> geometry(
       const link_handle& link, kvcache::data_flow flow);
   /// Adds a session: from here on it is told of its deadline, and of the end of its link.
-  void session_begins(operation_id operation, transfer_id transfer, session_actor session,
+  void session_begins(operation_id operation, transfer_id transfer, session_actor actor,
                       const link_handle& link, transfer_report report, time_point deadline);
   void session_ends(transfer_id transfer);
   /// Counts live sessions for the heartbeats. Crashed ones keep their pins and never end, so they
   /// do not count.
   void count_sessions();
   void tell_session(transfer_id transfer, session_event event);
+  /// Passes on a message whose session its link does not know: it came right behind the message
+  /// that the session was begun for, or over a link that has been rebuilt since.
+  void pass_on(transfer_id transfer, const link_handle& link, session_message message);
+  void say_over(const link_handle& link, session_message message);
+  void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why);
+  /// Same, if the source does not have what is asked for: no send fails because of it.
+  void refuse_alone(const link_handle& link, transfer_id transfer, const troupe::error& why);
   /// Tells the last outcome of an operation, with no event after it. Returns false if it was told
   /// before.
   bool tell_last_outcome(operation_id operation, decltype(value_concluded::outcome) outcome);
@@ -188,7 +190,7 @@ class port_core {
   /// Unpins blocks that the operation pinned; that cannot fail while the bookkeeping is right.
   void unpin_blocks(const std::string& request, std::span<const block_id> blocks);
 
-  // -- sources, prefill side (engine_port_sources.cpp)
+  // -- sources, prefill side (port_sources.cpp)
 
   void on_start_send(start_send& order);
   void on_send_grew(send_grew& order);
@@ -235,7 +237,7 @@ class port_core {
   parked_requests::iterator drop_parked_at(parked_requests::iterator of,
                                            const std::function<bool(const parked_request&)>& gone);
 
-  // -- receives, decode side (engine_port_receives.cpp)
+  // -- receives, decode side (port_receives.cpp)
 
   void on_start_receive(start_receive& order);
   void on_open_when_complete(open_when_complete& order);
@@ -257,7 +259,7 @@ class port_core {
   std::optional<troupe::error> void_placement(const receive_spec& spec) const;
   void begin_moving(operation_id operation);
 
-  // -- words to sources without a receive, both sides (engine_port_words.cpp)
+  // -- words to sources without a receive, both sides (port_words.cpp)
 
   void on_start_word(start_word& order);
   void start_word_to(operation_id operation, const link_handle& link);
@@ -275,7 +277,7 @@ class port_core {
   void tell_holders(source& src, const std::optional<troupe::error>& failure);
   void end_hold(transfer_id transfer);
   /// Ends the holds that came over a link that has ended.
-  void end_holds_over(caf::actor_id link);
+  void end_holds_over(std::uint64_t link);
   void has_ended(operation_id operation, words_to_sources::to_source& at,
                  std::optional<troupe::error> failure);
   words_to_sources::to_source* waiting_source(operation_id operation, const std::string& peer);
@@ -284,7 +286,7 @@ class port_core {
   std::optional<std::string> other_taker(const source& src, const std::string& peer) const;
   std::optional<std::string> other_asker(const std::string& request, const std::string& peer) const;
 
-  // -- leases (engine_port_leases.cpp)
+  // -- leases (port_leases.cpp)
 
   void on_membership_changed(membership_changed& news);
   void on_heartbeat_answered(heartbeat_answered& news);
@@ -296,7 +298,7 @@ class port_core {
   void reclaim(operation_id operation, source& src, const cache_leases::lapse& over);
   void source_lapses(operation_id operation, source& src, const cache_leases::lapse& over);
 
-  // -- keyed values (engine_port_values.cpp)
+  // -- keyed values (port_values.cpp)
 
   void on_start_value(start_value& order);
   void on_value_concluded(value_concluded& outcome);
@@ -314,13 +316,10 @@ class port_core {
   void value_came(const link_handle& link, session_message& message);
   void value_outcome(value_concluded& outcome);
   void count_copies();
-  session_actor spawn_copying_client(value_client_options options);
   void copy_here(start_value& order);
 
-  const self_pointer self_;
+  runner_surroundings& around_;
   const context_ptr context_;
-  caf::typed_actor<caf::reacts_to<node_command>> node_;
-  caf::typed_actor<caf::reacts_to<pool_command>> pool_;
   std::map<operation_id, source> sources_;
   std::unordered_map<operation_id, compute_line> compute_;   ///< of sources: what waits for the GPU
   std::unordered_map<std::string, operation_id> source_of_;  ///< by request, not concluded
@@ -331,7 +330,7 @@ class port_core {
   std::size_t crashed_sessions_{0};                         ///< of `sessions_`; not waited for
   std::unordered_map<std::string, link_handle> links_;      ///< by peer name, up
   /// The links whose end is told to their sessions; true if the peer has left.
-  std::unordered_map<caf::actor_id, bool> watched_links_;
+  std::unordered_map<std::uint64_t, bool> watched_links_;
   std::unordered_map<std::string, link_line> waiting_for_link_;  ///< by peer name
   std::unordered_map<std::string, std::uint64_t> former_lives_;  ///< by peer name: last one ended
   parked_requests parked_;                                       ///< by request
@@ -356,24 +355,16 @@ class port_core {
   /// Pool blocks that values are put from, pinned until nobody can read them.
   std::unordered_map<operation_id, std::vector<block_id>> value_pins_;
   std::shared_ptr<const membership> members_{std::make_shared<membership>()};  ///< newest seen
-  std::mt19937_64 random_{std::random_device{}()};
   bool ticking_{false};
   bool stopping_{false};
 };
 
 // -- helpers of more than one of its files
 
-[[nodiscard]] time_point now();
-/// Passes on a message whose session its link does not know: it came right behind the message that
-/// the session was spawned for, or over a link that has been rebuilt since.
-void pass_on(const live_session& session, const link_handle& link, session_message message);
 /// The row of `troupe status` for a session; `session_begins` fills in its transfer.
 [[nodiscard]] transfer_report report_of(const std::string& request, const link_handle& link,
                                         std::string_view side, std::string_view state);
-void refuse_request(const link_handle& link, transfer_id transfer, const troupe::error& why);
-/// Same, if the source does not have what is asked for: no send fails because of it.
-void refuse_alone(const link_handle& link, transfer_id transfer, const troupe::error& why);
 /// The error for a request that no longer waits for its source.
 [[nodiscard]] troupe::error not_offered(const std::string& request);
 
-}  // namespace troupe::actors::port
+}  // namespace troupe::actors::operations
