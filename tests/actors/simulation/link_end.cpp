@@ -11,14 +11,12 @@ void node::take_apart() {
 }
 
 link_end::link_end(end_world& in, node_ptr at, node_ptr peer, transport::link_role role,
-                   std::uint64_t number)
+                   std::uint64_t number, std::uint64_t asked)
     : world_{in},
       at_{std::move(at)},
       peer_{std::move(peer)},
       number_{number},
-      link_{*this,
-            {at_->context, peer_->context->self, role,
-             role == transport::link_role::initiator ? number : 0}} {}
+      link_{*this, {at_->context, peer_->context->self, role, asked}} {}
 
 void link_end::here(microseconds after, std::function<void()> what) {
   world_.wires().time.after(after, [self = shared_from_this(), what = std::move(what)] {

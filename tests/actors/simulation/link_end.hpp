@@ -35,12 +35,17 @@ class end_world {
 
 /// One life of a node.
 struct node : process {
+  node() = default;
+  node(const node&) = delete;
+  node& operator=(const node&) = delete;
+  virtual ~node() = default;
+
   context_ptr context;
   wire_endpoint* endpoint{nullptr};  ///< of the context
   std::vector<end_ptr> ends;
 
   /// Lets go of its ends, and they of each other.
-  void take_apart();
+  virtual void take_apart();
 };
 using node_ptr = std::shared_ptr<node>;
 
@@ -50,7 +55,7 @@ class link_end final : public links::link_surroundings,
  public:
   /// The end still has to `begin`.
   link_end(end_world& in, node_ptr at, node_ptr peer, transport::link_role role,
-           std::uint64_t number);
+           std::uint64_t number, std::uint64_t asked);
 
   [[nodiscard]] const node_ptr& at() const noexcept { return at_; }
   [[nodiscard]] const node_ptr& peer() const noexcept { return peer_; }

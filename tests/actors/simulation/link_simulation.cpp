@@ -2,24 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <iostream>
-#include <optional>
 #include <set>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include "link_end.hpp"
+#include "faulty_nodes.hpp"
 
 namespace troupe::actors::link_simulation {
 
 namespace {
-
-using simulation::decode;
-using simulation::other;
-using simulation::prefill;
-using simulation::side;
 
 constexpr std::uint32_t most_batches = 6;
 /// How long a transfer takes at most until each side has heard of its end, or that the link is lost.
@@ -50,57 +42,35 @@ struct talker {
 using talker_ptr = std::shared_ptr<talker>;
 
 struct port {
-  node_ptr at;
   end_ptr ready;  ///< the link that new transfers use; null: none
   std::uint64_t ready_epoch{0};
   std::map<transfer_id, talker_ptr> talkers;
   std::map<std::uint64_t, std::uint64_t> epochs;  ///< by the link's id: the last one told
   std::set<std::uint64_t> gone;                   ///< ids of links that have been told gone
   std::set<transfer_id> ended;                    ///< whose last word has arrived
-  bool leaving{false};
 };
 
-class world final : public end_world {
+class world final : public faulty_nodes {
  public:
-  explicit world(const options& of) : given_{of}, chance_{of.seed} {}
-  ~world() override {
-    for (const auto& node : nodes_) node->take_apart();
-  }
-  world(const world&) = delete;
-  world& operator=(const world&) = delete;
+  explicit world(const options& of) : faulty_nodes{of} {}
 
   report run();
 
   // -- end_world
 
-  wire_world& wires() override { return wires_; }
-  void mail(const node_ptr& from, const node_ptr& to, std::function<void()> what) override;
   end_ptr make_acceptor(const node_ptr& at, const link_request& request) override;
   void to_runner(const end_ptr& of, runner_event event) override;
   void to_session(const end_ptr& of, transfer_id transfer, session_event event) override;
   void ended(const end_ptr& of) override;
 
  private:
-  // -- processes
-  void start(side which);
-  void in(const std::shared_ptr<process>& where, const std::function<void()>& what);
-  void freeze(side which, microseconds time);
-  void wake(const node_ptr& who);
-  void die(side which);
-  void leave(side which);
-  // -- faults
-  void next_fault();
-  void fault();
-  [[nodiscard]] std::vector<std::shared_ptr<wire>> wires_up() const;
+  void started(side which) override;
+  void landed(const process& from, const process& to, transfer_id transfer) override;
+  void refused() override { ++told_.refused; }
   // -- links
-  end_ptr make_end(const node_ptr& at, const node_ptr& peer, transport::link_role role);
   void dial();
-  [[nodiscard]] side side_of(const node_ptr& at) const {
-    return at->name == "decode" ? decode : prefill;
-  }
   [[nodiscard]] port* port_of(const node_ptr& at) {
-    auto& here = ports_[side_of(at)];
-    return here.at == at ? &here : nullptr;
+    return is_latest(at) ? &ports_[side_of(*at)] : nullptr;
   }
   // -- transfers
   void next_transfer();
@@ -115,13 +85,9 @@ class world final : public end_world {
   void let_go(const talker_ptr& who);
   void conclude(const talker_ptr& who);
   // -- the verdict
-  void violate(const std::string& what);
-  void require(bool holds, const std::string& what) {
-    if (!holds) violate(what);
-  }
-  void note(const std::string& what);
+  using faulty_nodes::note;
   void note(const talker_ptr& who, const std::string& what) {
-    if (!given_.traced) return;
+    if (!given().traced) return;
     note(who->end->at()->name + ": transfer " + std::to_string(who->transfer.value) + " " + what);
   }
   void check_calm();
@@ -129,259 +95,43 @@ class world final : public end_world {
   void break_unseen();
   void leave_in_peace();
 
-  const options given_;
   report told_;
-  timeline time_;
-  dice chance_;
-  moment apart_until_{}, end_of_faults_{};
   std::set<std::pair<std::uint64_t, transfer_id>> fenced_;  ///< by the process's incarnation
-  wire_world wires_{time_,
-                    chance_,
-                    [this](const std::shared_ptr<process>& where,
-                           const std::function<void()>& what) { in(where, what); },
-                    [this](const process& from, const process& to, transfer_id transfer) {
-                      for (const auto* one : {&from, &to}) {
-                        require(!fenced_.contains({one->incarnation, transfer}),
-                                "bytes move in the memory of " + one->name + " after the fence");
-                      }
-                    },
-                    [this] { ++told_.refused; },
-                    [this] { return apart_until_; },
-                    false};
-  wire::registry all_wires_;
   std::array<port, 2> ports_;
-  std::array<moment, 2> last_mail_{};
-  std::uint64_t links_{0}, transfers_{0};
-  std::vector<node_ptr> nodes_;  ///< every life
+  std::uint64_t transfers_{0};
 };
 
-void world::violate(const std::string& what) {
-  if (told_.violation.empty()) told_.violation = what;
-}
-
-void world::note(const std::string& what) {
-  if (!given_.traced) return;
-  std::cout << std::chrono::duration_cast<microseconds>(time_.now().time_since_epoch()).count() -
-                   3'600'000'000
-            << " " << what << "\n";
-}
-
-// -- processes
-
-void world::start(side which) {
-  const auto made = std::make_shared<node>();
-  made->name = which == decode ? "decode" : "prefill";
-  made->incarnation = chance_.next() | 1U;
-  node_settings settings;
-  settings.cluster = "simulated";
-  settings.self.name = made->name;
-  settings.self.host = "10.0.0." + std::to_string(1 + which);
-  settings.self.boot_id = which == decode ? "0a" : "0b";
-  settings.self.incarnation = made->incarnation;
-  settings.backend = transport::backend_kind::rdma;
-  settings.fallback = {transport::backend_kind::tcp};
-  settings.lanes = 1;
-  settings.max_operations = 16;
-  made->context = std::make_shared<node_context>(std::move(settings));
-  auto endpoint = std::make_unique<wire_endpoint>(wires_, all_wires_, made);
-  made->endpoint = endpoint.get();
-  made->context->endpoint = std::move(endpoint);
-  nodes_.push_back(made);
+void world::started(side which) {
   ports_[which] = port{};
-  ports_[which].at = made;
-  note(made->name + " starts");
   time_.after(wires_.between(milliseconds{1}, milliseconds{500}), [this] { dial(); });
 }
 
-void world::in(const std::shared_ptr<process>& where, const std::function<void()>& what) {
-  if (!where->alive) return;
-  if (time_.now() < where->frozen_until || !where->held_up.empty()) {
-    where->held_up.push_back(what);
-  } else {
-    what();
+void world::landed(const process& from, const process& to, transfer_id transfer) {
+  for (const auto* one : {&from, &to}) {
+    require(!fenced_.contains({one->incarnation, transfer}),
+            "bytes move in the memory of " + one->name + " after the fence");
   }
-}
-
-void world::freeze(side which, microseconds time) {
-  const auto who = ports_[which].at;
-  who->frozen_until = std::max(who->frozen_until, time_.now() + time);
-  time_.at(who->frozen_until, [this, who] { wake(who); });
-}
-
-void world::wake(const node_ptr& who) {
-  while (who->alive && !who->held_up.empty() && time_.now() >= who->frozen_until) {
-    // It stays in the queue meanwhile, so that what it causes at once comes behind the others.
-    const auto next = who->held_up.front();
-    next();
-    if (!who->held_up.empty()) who->held_up.pop_front();
-  }
-}
-
-void world::die(side which) {
-  const auto who = ports_[which].at;
-  if (!who->alive) return;
-  note(who->name + " dies");
-  who->alive = false;
-  who->held_up.clear();
-  // Nothing of it runs any more, and its descriptors are closed.
-  time_.after(microseconds{0}, [who] { who->take_apart(); });
-  for (const auto& weak : who->endpoint->opened()) {
-    const auto wire = weak.lock();
-    if (!wire) continue;
-    if (const auto there = wire->peer()) {
-      there->breaks(wires_.between(milliseconds{1}, milliseconds{3000}));
-    }
-    wire->process_died();
-  }
-  const auto survivor = ports_[other(which)].at;
-  for (const auto& end : std::vector{survivor->ends}) {
-    if (end->peer() != who) continue;
-    time_.after(wires_.between(milliseconds{1}, milliseconds{3000}),
-                [this, end] { in(end->at(), [end] { end->peer_process_died(); }); });
-    time_.after(wires_.between(milliseconds{100}, milliseconds{6000}), [this, end] {
-      in(end->at(), [end] { end->order({peer_left{{errc::peer_lost, "it is down"}}}); });
-    });
-  }
-  time_.after(wires_.between(milliseconds{500}, milliseconds{4000}),
-              [this, which] { start(which); });
-}
-
-/// The process ends in good order: its links first, then itself.
-void world::leave(side which) {
-  auto& here = ports_[which];
-  if (!here.at->alive || std::exchange(here.leaving, true)) return;
-  note(here.at->name + " leaves");
-  in(here.at, [&here] {
-    for (const auto& end : std::vector{here.at->ends}) {
-      end->order({leave_link{{errc::peer_lost, "this node stops"}}});
-    }
-  });
-  time_.after(milliseconds{2000}, [this, which, who = here.at] {
-    if (ports_[which].at == who) die(which);
-  });
-}
-
-// -- faults
-
-std::vector<std::shared_ptr<wire>> world::wires_up() const {
-  std::vector<std::shared_ptr<wire>> up;
-  for (const auto& here : ports_) {
-    for (const auto& weak : here.at->endpoint->opened()) {
-      if (const auto wire = weak.lock(); wire && wire->is_up()) up.push_back(wire);
-    }
-  }
-  return up;
-}
-
-void world::next_fault() {
-  const auto mean = 1e6 / given_.faults_per_second;
-  const auto pause = static_cast<std::int64_t>(mean * 2 * (chance_.upto(1000) / 1000.0));
-  time_.after(microseconds{pause}, [this] {
-    if (time_.now() >= end_of_faults_) {
-      wires_.calm = true;
-      return;
-    }
-    fault();
-    next_fault();
-  });
-}
-
-void world::fault() {
-  const auto which = chance_.one_in(2) ? decode : prefill;
-  const auto happens = [this](const std::string& what) {
-    ++told_.faults[what];
-    note("fault: " + what);
-  };
-  const auto up = wires_up();
-  switch (chance_.upto(12)) {
-    case 0:
-    case 1:
-    case 2:
-    case 3: {
-      if (up.empty()) return;
-      const auto hit = up[chance_.upto(static_cast<std::uint32_t>(up.size() - 1))];
-      const auto peer = hit->peer();
-      const bool one_sided = !peer || chance_.one_in(3);
-      happens(one_sided ? "one end of a wire breaks" : "a wire breaks");
-      hit->breaks(wires_.between(microseconds{0}, milliseconds{100}));
-      if (peer) {
-        peer->breaks(one_sided ? std::nullopt
-                               : std::optional{wires_.between(microseconds{0}, milliseconds{300})});
-      }
-      return;
-    }
-    case 4:
-    case 5: {
-      if (up.empty()) return;
-      const auto hit = up[chance_.upto(static_cast<std::uint32_t>(up.size() - 1))];
-      happens("a wire falls silent");
-      const auto until = time_.now() + wires_.between(milliseconds{50}, milliseconds{100'000});
-      hit->falls_silent(until);
-      if (const auto peer = hit->peer(); peer && chance_.one_in(2)) peer->falls_silent(until);
-      return;
-    }
-    case 6:
-    case 7:
-      happens("a process freezes");
-      return freeze(which, wires_.between(milliseconds{1}, milliseconds{3000}));
-    case 8:
-      happens("nothing passes between the hosts");
-      apart_until_ = std::max(apart_until_,
-                              time_.now() + wires_.between(milliseconds{10}, milliseconds{2500}));
-      return;
-    case 9:
-    case 10:
-      happens("a backend fails");
-      ports_[which].at->endpoint->fails(
-          chance_.one_in(3) ? transport::backend_kind::tcp : transport::backend_kind::rdma,
-          time_.now() + wires_.between(milliseconds{10}, milliseconds{4000}));
-      return;
-    case 11:
-      if (!chance_.one_in(2)) return;
-      happens("a process dies");
-      return die(which);
-    default:
-      if (!chance_.one_in(2)) return;
-      happens("a process leaves");
-      return leave(which);
-  }
-}
-
-// -- the network of the actors
-
-void world::mail(const node_ptr& from, const node_ptr& to, std::function<void()> what) {
-  auto& last = last_mail_[side_of(from)];
-  last = std::max(
-      {last, time_.now() + wires_.between(microseconds{50}, milliseconds{3}), apart_until_});
-  time_.at(last, [this, to, what = std::move(what)] { in(to, what); });
 }
 
 // -- links
 
-end_ptr world::make_end(const node_ptr& at, const node_ptr& peer, transport::link_role role) {
-  at->ends.push_back(std::make_shared<link_end>(*this, at, peer, role, ++links_));
-  return at->ends.back();
-}
-
 void world::dial() {
-  const auto at = ports_[decode].at, peer = ports_[prefill].at;
-  if (!at->alive || !peer->alive || ports_[decode].leaving) return;
+  const auto at = this->at(decode), peer = this->at(prefill);
+  if (!at->alive || !peer->alive || leaves(decode)) return;
   const auto same = [&](const end_ptr& end) {
     return end->peer() == peer && !ports_[decode].gone.contains(end->id());
   };
   if (std::ranges::any_of(at->ends, same)) return;
-  const auto made = make_end(at, peer, transport::link_role::initiator);
-  note("link " + std::to_string(links_) + " is dialled");
-  in(at, [made] { made->handle(nullptr, [&] { made->link().begin(); }); });
+  faulty_nodes::dial(at, peer, links() + 1);
 }
 
 end_ptr world::make_acceptor(const node_ptr& at, const link_request& request) {
-  const auto peer = ports_[decode].at;
+  const auto peer = this->at(decode);
   if (request.to_incarnation != at->incarnation || request.from.incarnation != peer->incarnation ||
-      ports_[prefill].leaving) {
+      leaves(prefill)) {
     return nullptr;
   }
-  return make_end(at, peer, transport::link_role::acceptor);
+  return make_end(at, peer, transport::link_role::acceptor, 0);
 }
 
 void world::to_runner(const end_ptr& of, runner_event event) {
@@ -418,7 +168,7 @@ void world::to_runner(const end_ptr& of, runner_event event) {
       return hear(talker_ptr{known->second}, stray->message);
     }
     const auto* request = std::get_if<transfer_request>(&stray->message);
-    if (request == nullptr || here->leaving) return;
+    if (request == nullptr || leaves(side_of(*of->at()))) return;
     require(!here->ended.contains(request->transfer),
             "a transfer is asked for after its last word");
     const auto made = std::make_shared<talker>();
@@ -438,8 +188,8 @@ void world::to_runner(const end_ptr& of, runner_event event) {
 
 void world::next_transfer() {
   time_.after(wires_.between(milliseconds{5}, milliseconds{400}), [this] {
-    if (time_.now() >= end_of_faults_ + trial) return;
-    in(ports_[decode].at, [this] { begin_transfer(false); });
+    if (time_.now() >= end_of_faults() + trial) return;
+    in(at(decode), [this] { begin_transfer(false); });
     next_transfer();
   });
 }
@@ -600,20 +350,21 @@ void world::to_session(const end_ptr& of, transfer_id transfer, session_event ev
 // -- the verdict
 
 void world::check_calm() {
-  for (const auto& here : ports_) {
+  for (const auto which : {decode, prefill}) {
+    const auto& here = ports_[which];
+    const auto& node = at(which);
     for (const auto& [transfer, who] : here.talkers) {
       violate("transfer " + std::to_string(transfer.value) + " is live long after its end");
     }
-    for (const auto& end : here.at->ends) {
+    for (const auto& end : node->ends) {
       require(!here.gone.contains(end->id()), "a link that is gone still has its actor");
       const auto state = end->link().report().state;
       require(state == "up", "a link is " + state + " long after the last fault");
     }
-    require(here.at->ends.size() == 1, "there are " + std::to_string(here.at->ends.size()) +
-                                           " links at " + here.at->name +
-                                           " long after the last fault");
-    require(here.at->context->counters.links_up == 1, "the node counts other links than it has");
-    require(here.at->context->counters.links_broken == 0, "the node counts links as broken");
+    require(node->ends.size() == 1, "there are " + std::to_string(node->ends.size()) +
+                                        " links at " + node->name + " long after the last fault");
+    require(node->context->counters.links_up == 1, "the node counts other links than it has");
+    require(node->context->counters.links_broken == 0, "the node counts links as broken");
   }
 }
 
@@ -653,7 +404,7 @@ void world::break_unseen() {
 
 /// A node that leaves tells its peer, which does not take the link for broken.
 void world::leave_in_peace() {
-  const auto node = ports_[prefill].at;
+  const auto node = at(prefill);
   for (std::uint32_t i = 1; i < 200; ++i) {
     time_.after(i * milliseconds{5}, [this, node] {
       require(node->context->counters.links_broken == 0,
@@ -667,24 +418,19 @@ void world::leave_in_peace() {
 }
 
 report world::run() {
-  end_of_faults_ = time_.now() + given_.faults_for;
   start(decode);
   start(prefill);
   next_fault();
   next_transfer();
   for (std::uint32_t i = 0; i < 8; ++i) {
-    time_.at(end_of_faults_ + trial + i * milliseconds{500},
-             [this] { in(ports_[decode].at, [this] { begin_transfer(true); }); });
+    time_.at(end_of_faults() + trial + i * milliseconds{500},
+             [this] { in(at(decode), [this] { begin_transfer(true); }); });
   }
-  time_.at(end_of_faults_ + last_break, [this] { break_unseen(); });
-  time_.at(end_of_faults_ + judged, [this] { check_calm(); });
-  time_.at(end_of_faults_ + last_leave, [this] { leave_in_peace(); });
-  const auto end = end_of_faults_ + calm;
-  while (told_.violation.empty() && time_.now() < end && time_.step()) {
-    ++told_.events;
-    const auto now = static_cast<std::uint64_t>(time_.now().time_since_epoch().count());
-    told_.digest = (told_.digest ^ now ^ transfers_) * 0x100000001B3U;
-  }
+  time_.at(end_of_faults() + last_break, [this] { break_unseen(); });
+  time_.at(end_of_faults() + judged, [this] { check_calm(); });
+  time_.at(end_of_faults() + last_leave, [this] { leave_in_peace(); });
+  run_until(end_of_faults() + calm, [this] { return transfers_; });
+  static_cast<fault_report&>(told_) = outcome();
   return told_;
 }
 

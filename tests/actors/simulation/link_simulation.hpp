@@ -8,30 +8,20 @@
 /// and each port checks all that it is told; the whole is checked at the end. The same seed gives the
 /// same run.
 
-#include <chrono>
 #include <cstdint>
-#include <map>
-#include <string>
+
+#include "faulty_nodes.hpp"
 
 namespace troupe::actors::link_simulation {
 
-struct options {
-  std::uint64_t seed{1};
-  std::chrono::seconds faults_for{40};  ///< no fault begins after this virtual time
-  double faults_per_second{1.5};
-  bool traced{false};  ///< print every step
-};
+struct options : fault_options {};
 
-struct report {
-  std::string violation;    ///< the first invariant that did not hold; empty if all held
-  std::uint64_t digest{0};  ///< of all events, in order
-  std::uint64_t events{0};
+struct report : fault_report {
   std::uint64_t links{0};  ///< that came up
   std::uint64_t rebuilds{0};
   std::uint64_t moved{0};     ///< transfers that arrived whole
   std::uint64_t given_up{0};  ///< transfers that failed with a reason
   std::uint64_t refused{0};   ///< batches that came after a fence
-  std::map<std::string, std::uint64_t> faults;
 };
 
 [[nodiscard]] report run(const options& of);

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
+
+#include "troupe/kvcache/segment.hpp"
 
 namespace troupe::actors::link_simulation {
 
@@ -105,8 +108,11 @@ void wire::end_flights(errc code, const std::string& why) {
   for (const auto& [number, one] : std::map{flights_}) {
     // A NIC goes on for a while.
     if (world_.chance.one_in(2)) {
-      world_.time.after(world_.between(microseconds{0}, milliseconds{20}),
-                        [self = shared_from_this(), of = one.transfer] { self->touch(of); });
+      const bool moves = !one.pieces.empty();
+      const auto part = moves ? world_.chance.upto(8) : 0;
+      const auto most = milliseconds{moves ? 400 : 20};
+      world_.time.after(world_.between(microseconds{0}, most),
+                        [self = shared_from_this(), work = one, part] { self->move(work, part); });
     }
     complete(number, troupe::error{code, why});
   }
@@ -154,8 +160,12 @@ result<transport::remote_grant> wire::grant(region_id region, byte_set permitted
   out.owner = incarnation{at_->incarnation};
   out.transfer = scope.transfer;
   out.rights = rights;
-  out.region_size = 4096;
+  out.region_size = at_->memory.empty() ? 4096 : at_->memory.at(region.value - 1).size();
   out.permitted = std::move(permitted);
+  if (auto within = out.permitted.check_within(out.region_size); !within) {
+    return fail(within.error());
+  }
+  given_.emplace(out.id, out);
   return out;
 }
 
@@ -163,6 +173,13 @@ result<void> wire::post(transport::batch work) {
   if (state_ != state::up) return fail(errc::link_broken, "the link is not up");
   if (fencing_.contains(work.transfer) || fenced_.contains(work.transfer)) {
     return fail(errc::grant_revoked, "this transfer was fenced here");
+  }
+  // The bytes are at risk when a wire breaks that they are under way on.
+  if (!work.pieces.empty() && !world_.calm && world_.chance.one_in(60)) {
+    breaks(world_.between(microseconds{0}, milliseconds{10}));
+    if (const auto other = peer_.lock()) {
+      other->breaks(world_.between(microseconds{0}, milliseconds{100}));
+    }
   }
   const auto number = ++posted_;
   ++stats_.batches_posted;
@@ -172,16 +189,67 @@ result<void> wire::post(transport::batch work) {
   return {};
 }
 
-bool wire::touch(transfer_id transfer) {
+std::string wire::wrong_with(const transport::batch& work, const wire& other) const {
+  const auto wanted =
+      work.dir == transport::direction::write ? transport::access::write : transport::access::read;
+  for (const auto& one : work.pieces) {
+    const auto& remote = one.remote;
+    if (!remote) return "it has no grant";
+    if (remote->owner.value != other.at_->incarnation) return "its grant is of another life";
+    if (auto fits = check_local(one.segments, at_->memory.at(one.local.value - 1).size()); !fits) {
+      return fits.error().message;
+    }
+    // The peer believes its own record of the grant alone.
+    const auto known = other.given_.find(remote->id);
+    if (known == other.given_.end()) return "its grant was never given";
+    const auto& given = known->second;
+    if (!given.serves(work.transfer)) return "its grant is for another transfer";
+    if (!permits(given.rights, wanted)) return "its grant does not permit that direction";
+    for (const auto& s : one.segments) {
+      const extent range{s.remote_offset, s.length, s.remote_stride, s.count};
+      if (!given.permitted.covers(range)) return "its grant does not permit these bytes";
+    }
+  }
+  return {};
+}
+
+void wire::copy(const transport::piece& from, const segment& what, const transport::batch& of,
+                wire& other) {
+  const bool writes = of.dir == transport::direction::write;
+  const std::size_t here = from.local.value - 1, there = from.remote->region.value - 1;
+  for (std::uint32_t i = 0; i < what.count; ++i) {
+    const auto local = what.local_offset + i * what.local_stride;
+    const auto remote = what.remote_offset + i * what.remote_stride;
+    world_.touched(*at_, of.transfer, {here, local, what.length, !writes});
+    world_.touched(*other.at_, of.transfer, {there, remote, what.length, writes});
+    auto* ours = at_->memory[here].data() + local;
+    auto* theirs = other.at_->memory.at(there).data() + remote;
+    std::memcpy(writes ? theirs : ours, writes ? ours : theirs, what.length);
+  }
+}
+
+bool wire::move(const transport::batch& work, std::size_t segments) {
   const auto other = peer_.lock();
-  if (!other || !other->at_->alive || fenced_.contains(transfer)) return false;
-  if (other->fenced_.contains(transfer)) {
+  if (!other || !other->at_->alive || fenced_.contains(work.transfer)) return false;
+  if (other->fenced_.contains(work.transfer)) {
     world_.refused();
     return false;
   }
   stats_.bytes_out += 4096;
   other->stats_.bytes_in += 4096;
-  world_.landed(*at_, *other->at_, transfer);
+  world_.landed(*at_, *other->at_, work.transfer);
+  if (work.pieces.empty() || !at_->alive) return true;
+  if (const auto what = wrong_with(work, *other); !what.empty()) {
+    world_.wrong("a batch of " + at_->name + " is wrong: " + what);
+    return false;
+  }
+  for (const auto& one : work.pieces) {
+    for (const auto& what : one.segments) {
+      if (segments == 0) return true;
+      --segments;
+      copy(one, what, work, *other);
+    }
+  }
   return true;
 }
 
@@ -191,7 +259,7 @@ void wire::land(std::uint64_t number) {
   if (found == flights_.end() || cut_ || state_ != state::up || !other) return;
   if (other->state_ != state::up) return;  // this end will see that
   const auto& work = found->second;
-  if (!touch(work.transfer)) {
+  if (!move(work, std::numeric_limits<std::size_t>::max())) {
     complete(number, troupe::error{errc::grant_revoked, "the peer has fenced the transfer"});
     return;
   }
@@ -203,6 +271,9 @@ void wire::complete(std::uint64_t number, std::optional<troupe::error> failure) 
   const auto node = flights_.extract(number);
   ++stats_.batches_completed;
   transport::completion done{node.mapped().id, node.mapped().transfer, std::move(failure), 0, {}};
+  if (!done.failure) {
+    for (const auto& one : node.mapped().pieces) done.bytes += total_bytes(one.segments);
+  }
   report(world_.between(microseconds{10}, microseconds{500}),
          [self = shared_from_this(), done = std::move(done)] { self->sink_->on_completion(done); });
 }
@@ -215,6 +286,7 @@ transport::fence_state wire::fence(transfer_id transfer) {
       if (one.transfer != transfer) continue;
       at.complete(number, troupe::error{errc::aborted, "the transfer was fenced here"});
     }
+    std::erase_if(at.given_, [&](const auto& one) { return one.second.transfer == transfer; });
     at.fencing_.erase(transfer);
     at.fenced_.insert(transfer);
   };
@@ -231,6 +303,12 @@ transport::fence_state wire::fence(transfer_id transfer) {
 }
 
 // -- the data plane of a process
+
+result<std::span<std::byte>> wire_endpoint::bytes(region_id region) const {
+  const auto at = at_.lock();
+  if (!at || region.value == 0 || region.value > at->memory.size()) return none();
+  return std::span<std::byte>{at->memory[region.value - 1]};
+}
 
 bool wire_endpoint::usable(transport::backend_kind kind) const {
   const auto found = unusable_until_.find(kind);

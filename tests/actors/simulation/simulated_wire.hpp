@@ -33,6 +33,15 @@ struct process {
   bool alive{true};
   moment frozen_until{};
   std::deque<std::function<void()>> held_up;
+  /// Its regions: number `i` of them is at `i - 1`. None: batches move no bytes.
+  std::vector<std::vector<std::byte>> memory{};
+};
+
+/// Bytes of a region that the transport reads or has written.
+struct touch {
+  std::size_t region{0};  ///< index in `process::memory`
+  std::uint64_t offset{0}, length{0};
+  bool written{false};
 };
 
 /// What the transport needs of the simulation, and what it tells it.
@@ -42,6 +51,10 @@ struct wire_world {
   std::function<void(const std::shared_ptr<process>&, std::function<void()>)> in;
   /// Bytes of the transfer were read in the memory of the one process and have reached the other's.
   std::function<void(const process& from, const process& to, transfer_id)> landed;
+  /// The transport touches these bytes of the process for a transfer.
+  std::function<void(const process& of, transfer_id, const touch&)> touched;
+  /// A batch asks for what no right end asks for.
+  std::function<void(const std::string&)> wrong;
   std::function<void()> refused;        ///< a batch came after a fence
   std::function<moment()> apart_until;  ///< nothing passes between the two hosts before
   bool calm{false};                     ///< no call fails by chance any more, but for want of room
@@ -101,8 +114,12 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
   [[nodiscard]] moment arrival(microseconds takes) const;
   void hear(std::vector<std::byte> frame);
   void land(std::uint64_t number);
-  /// Moves the bytes. Returns whether both ends permit it.
-  bool touch(transfer_id transfer);
+  /// Moves the bytes, at most so many segments. Returns whether both ends permit it.
+  bool move(const transport::batch& work, std::size_t segments);
+  /// What is wrong with a batch, as a real backend checks at both its ends; empty: nothing.
+  [[nodiscard]] std::string wrong_with(const transport::batch& work, const wire& other) const;
+  void copy(const transport::piece& from, const segment& what, const transport::batch& of,
+            wire& other);
   void complete(std::uint64_t number, std::optional<troupe::error> failure);
   void end_flights(errc code, const std::string& why);
 
@@ -121,6 +138,7 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
   std::uint64_t posted_{0};
   std::map<std::uint64_t, transport::batch> flights_;
   std::set<transfer_id> fencing_, fenced_;
+  std::map<std::uint64_t, transport::remote_grant> given_;  ///< to the peer, by the grant's id
   transport::link_stats stats_;
 };
 
@@ -179,7 +197,7 @@ class wire_endpoint final : public transport::endpoint {
   [[nodiscard]] result<void> withdraw(region_id, std::chrono::milliseconds) override {
     return none();
   }
-  [[nodiscard]] result<std::span<std::byte>> bytes(region_id) const override { return none(); }
+  [[nodiscard]] result<std::span<std::byte>> bytes(region_id region) const override;
   bool poll() override { return false; }
   bool drive(std::chrono::steady_clock::time_point, int, const std::function<bool()>&) override {
     return false;
