@@ -1,0 +1,491 @@
+#include "engine_simulation.hpp"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "troupe/actors/messages/member_list.hpp"
+
+namespace troupe::actors::engine_simulation {
+
+namespace {
+
+using link_simulation::decode;
+using link_simulation::end_ptr;
+using link_simulation::node_ptr;
+using link_simulation::other;
+using link_simulation::prefill;
+using link_simulation::process;
+using link_simulation::side;
+
+/// After the last fault: when transfers begin that must succeed, and when nothing is left.
+constexpr milliseconds trial{40'000}, judged{60'000};
+constexpr milliseconds news_delay{300};
+
+/// A life of a node and what only this simulation knows of it.
+struct life {
+  engine_node_ptr node;
+  std::unique_ptr<simulated_engine> engine;
+  std::shared_ptr<const membership> view{std::make_shared<membership>()};
+  std::optional<actors::need_link> wanted;
+  moment wanted_since{};
+};
+
+/// A request as the frontend made it.
+struct request {
+  std::string id;
+  std::uint32_t tokens{0};
+  transfer_mode mode{transfer_mode::write};
+  bool trial{false};
+  std::optional<operation_id> receive{};
+  std::uint32_t tries{0};
+};
+using request_ptr = std::shared_ptr<request>;
+
+class world final : public link_simulation::faulty_nodes, public node_world {
+ public:
+  explicit world(const options& of) : faulty_nodes{of} {
+    ledger_.violate = [this](const std::string& what) { violate(what); };
+    ledger_.note = [this](const std::string& what) { note(what); };
+    retry_window_ = milliseconds{chance_.one_in(2) ? 0 : 2000};
+    source_lease_ = milliseconds{2000 + chance_.upto(8000)};
+    default_deadline_ = milliseconds{4000 + chance_.upto(6000)};
+    max_operations_ = chance_.one_in(4) ? 6 : 64;
+  }
+
+  report run();
+
+  // -- end_world
+
+  end_ptr make_acceptor(const node_ptr& at, const link_request& request) override;
+  void to_runner(const end_ptr& of, runner_event event) override;
+  void to_session(const end_ptr& of, transfer_id transfer, session_event event) override;
+  void ended(const end_ptr& of) override { engine_at(of->at()).link_ended(of->id()); }
+
+  // -- node_world
+
+  wire_world& transports() override { return wires_; }
+  void need_link(engine_node& of, actors::need_link order) override;
+  void events_came(engine_node& of) override {
+    if (auto& here = lives_[side_of(of)]; here.node.get() == &of) here.engine->take_events();
+  }
+  void said(const engine_node& of, const std::string& what) override {
+    if (given().traced) note(of.name + ": transfer " + what);
+  }
+
+ private:
+  // -- faulty_nodes
+  node_ptr new_node() override { return std::make_shared<engine_node>(*this); }
+  void furnish(side which, node_settings& settings) override;
+  void started(side which) override;
+  void died(side which, const node_ptr& who) override;
+  void stops(side which) override;
+  void landed(const process& /*from*/, const process& /*to*/, transfer_id /*of*/) override {}
+  void touched(const process& of, transfer_id transfer,
+               const link_simulation::touch& what) override;
+  void refused() override { ++told_.refused; }
+  // -- the supervisor
+  void take_in(side which, std::uint64_t life, node_state as, const std::string& why);
+  void publish();
+  void adopt(side which, const std::shared_ptr<const membership>& news);
+  void heartbeat(side which, const engine_node_ptr& of);
+  // -- links
+  static engine_node& engine_at(const node_ptr& at) { return static_cast<engine_node&>(*at); }
+  void answer_gone(life& at, const std::string& why);
+  [[nodiscard]] bool make_link(life& at);
+  void look_again(side which, const engine_node_ptr& of);
+  // -- requests
+  void next_request();
+  void begin(bool must_arrive, transfer_mode mode);
+  void offer(const request_ptr& of);
+  void compute(const request_ptr& of, const engine_node_ptr& at, operation_id send,
+               std::uint32_t seal_at);
+  void ask(const request_ptr& of);
+  void maybe_abort(side which, operation_id what);
+  void again_later(const request_ptr& of);
+  [[nodiscard]] bool runs(side which) const { return at(which)->alive && !leaves(which); }
+  void soon(side which, milliseconds most, std::function<void()> what);
+  void look_at_parked();
+
+  report told_;
+  engine_ledger ledger_;
+  milliseconds retry_window_{}, source_lease_{}, default_deadline_{};
+  std::uint32_t max_operations_{0};
+  std::array<life, 2> lives_;
+  membership members_{.cluster = "simulated", .supervisor_incarnation = 77, .members = {}};
+  std::vector<request_ptr> trials_;
+};
+
+// -- nodes
+
+void world::furnish(side which, node_settings& settings) {
+  const std::string stages[] = {"decode", "prefill"};
+  settings.self.stage = stages[which];
+  settings.nodes = {{"decode", {"decode"}}, {"prefill", {"prefill"}}};
+  settings.edges = {{{"prefill", "decode"}, transfer_mode::write},
+                    {{"prefill", "decode"}, transfer_mode::read}};
+  settings.retry_window = retry_window_;
+  settings.source_lease = source_lease_;
+  settings.default_deadline = default_deadline_;
+  settings.max_operations = max_operations_;
+}
+
+void world::started(side which) {
+  const auto made = std::static_pointer_cast<engine_node>(at(which));
+  simulated_engine::furnish(*made, given().seed, chance_);
+  auto& here = lives_[which];
+  here = life{};
+  here.node = made;
+  made->open();
+  here.engine = std::make_unique<simulated_engine>(*made, ledger_);
+  time_.after(wires_.between(milliseconds{1}, milliseconds{200}), [this, which, made] {
+    if (!made->alive) return;
+    take_in(which, made->incarnation, node_state::up, {});
+    made->context->registration.taken_in({members_.supervisor_incarnation, members_.epoch});
+    made->context->registration.set(true, {});
+    heartbeat(which, made);
+  });
+}
+
+void world::died(side which, const node_ptr& who) {
+  const auto seen = chance_.one_in(4) ? wires_.between(milliseconds{2000}, milliseconds{12'000})
+                                      : wires_.between(milliseconds{200}, milliseconds{3000});
+  time_.after(seen, [this, which, life = who->incarnation] {
+    take_in(which, life, node_state::down, "it was not heard of");
+  });
+}
+
+/// As `engine::stop` does: first the operations, then the links.
+void world::stops(side which) {
+  lives_[which].engine->stop();
+  take_in(which, at(which)->incarnation, node_state::leaving, {});
+  const auto until = time_.now() + milliseconds{1000};
+  const auto look = std::make_shared<std::function<void()>>();
+  *look = [this, which, until, weak = std::weak_ptr{look}, who = lives_[which].node] {
+    const auto& counters = who->context->counters;
+    const bool over = counters.runner_stops && counters.active_transfers == 0;
+    if (counters.runner_stops && who->report().transfers.empty()) {
+      require(who->context->operations.open() == lives_[which].engine->open(),
+              "an operation of a runner that has stopped has no outcome");
+    }
+    if (over || time_.now() >= until) return end_links(which);
+    who->here(milliseconds{2}, [next = weak.lock()] { (*next)(); });
+  };
+  (*look)();
+}
+
+void world::touched(const process& of, transfer_id transfer, const link_simulation::touch& what) {
+  auto& here = lives_[of.name == "decode" ? decode : prefill];
+  if (here.node.get() == &of && of.alive) here.engine->touched(transfer, what);
+}
+
+// -- the supervisor
+
+void world::take_in(side which, std::uint64_t life, node_state as, const std::string& why) {
+  const auto& info = at(which)->context->self;
+  auto& all = members_.members;
+  const auto known =
+      std::ranges::find_if(all, [&](const member& m) { return m.node.name == info.name; });
+  if (as == node_state::up) {
+    if (known != all.end()) all.erase(known);
+    all.push_back({info, static_cast<std::uint8_t>(as), {}, {}, ++members_.epoch});
+  } else {
+    if (known == all.end() || known->node.incarnation != life) return;
+    known->state = static_cast<std::uint8_t>(as);
+    known->reason = why;
+    ++members_.epoch;
+  }
+  publish();
+}
+
+void world::publish() {
+  const auto news = std::make_shared<const membership>(members_);
+  for (const auto which : {decode, prefill}) {
+    if (!lives_[which].node) continue;
+    const auto late = chance_.one_in(6) ? wires_.between(milliseconds{500}, milliseconds{8000})
+                                        : wires_.between(milliseconds{1}, milliseconds{250});
+    time_.after(
+        late, [this, which, news] { in(at(which), [this, which, news] { adopt(which, news); }); });
+  }
+}
+
+void world::adopt(side which, const std::shared_ptr<const membership>& news) {
+  auto& here = lives_[which];
+  if (news->epoch < here.view->epoch) return;
+  here.view = news;
+  here.node->hear(node_notice{membership_changed{news}});
+  for (const auto& end : std::vector{here.node->ends}) {
+    const auto* shown = find_member(*news, end->peer()->name);
+    if (shown == nullptr) continue;
+    // A list that is older than the peer shows its former life.
+    const bool replaced =
+        shown->node.incarnation != end->peer()->incarnation && !is_latest(end->peer());
+    const bool lost = shown->node.incarnation == end->peer()->incarnation && is_lost(*shown);
+    if (replaced || lost) end->order({peer_left{{errc::peer_lost, "it is gone"}}});
+  }
+  if (here.wanted && make_link(here)) here.wanted.reset();
+}
+
+void world::heartbeat(side which, const engine_node_ptr& of) {
+  of->here(wires_.between(milliseconds{900}, milliseconds{1100}), [this, which, of] {
+    const auto asked = time_.now();
+    const auto epoch = members_.epoch;
+    if (!chance_.one_in(5)) {
+      of->here(wires_.between(milliseconds{1}, milliseconds{50}), [this, of, asked, epoch] {
+        of->hear(node_notice{heartbeat_answered{members_.supervisor_incarnation, epoch, asked}});
+      });
+    }
+    // An answer names the epoch; a list that was lost is sent again.
+    if (lives_[which].node == of && lives_[which].view->epoch < epoch && chance_.one_in(2)) {
+      adopt(which, std::make_shared<const membership>(members_));
+    }
+    heartbeat(which, of);
+  });
+}
+
+// -- links
+
+end_ptr world::make_acceptor(const node_ptr& at, const link_request& request) {
+  const auto which = side_of(*at);
+  const auto peer = this->at(other(which));
+  if (request.to_incarnation != at->incarnation || request.from.incarnation != peer->incarnation ||
+      leaves(which)) {
+    return nullptr;
+  }
+  for (const auto& end : std::vector{at->ends}) {
+    if (end->peer() != peer) end->order({peer_left{{errc::peer_lost, "it was restarted"}}});
+  }
+  return make_end(at, peer, transport::link_role::acceptor, 0);
+}
+
+void world::to_runner(const end_ptr& of, runner_event event) {
+  if (const auto* ready = std::get_if<link_ready>(&event.what)) {
+    told_.rebuilt += ready->link.epoch > 1 ? 1 : 0;
+    note(of->at()->name + ": link " + std::to_string(of->id()) + " is ready, epoch " +
+         std::to_string(ready->link.epoch));
+  } else if (const auto* gone = std::get_if<link_gone>(&event.what)) {
+    note(of->at()->name + ": link " + std::to_string(of->id()) +
+         " is gone: " + to_string(gone->why));
+  } else if (const auto* stray = std::get_if<unrouted_message>(&event.what)) {
+    said(engine_at(of->at()), std::to_string(route_of(stray->message).value) +
+                                  " is spoken of: " + std::string{type_name(stray->message)});
+  }
+  engine_at(of->at()).hear(std::move(event));
+}
+
+void world::to_session(const end_ptr& of, transfer_id transfer, session_event event) {
+  engine_at(of->at()).hear_of_session(of, transfer, std::move(event));
+}
+
+void world::need_link(engine_node& of, actors::need_link order) {
+  const auto which = side_of(of);
+  auto& here = lives_[which];
+  if (here.node.get() != &of) return;
+  if (!here.wanted) here.wanted_since = time_.now();
+  here.wanted = std::move(order);
+  if (make_link(here)) return here.wanted.reset();
+  look_again(which, here.node);
+}
+
+void world::look_again(side which, const engine_node_ptr& of) {
+  of->here(news_delay, [this, which, of] {
+    auto& here = lives_[which];
+    if (here.node != of || !here.wanted) return;
+    if (make_link(here)) return here.wanted.reset();
+    look_again(which, of);
+  });
+}
+
+void world::answer_gone(life& at, const std::string& why) {
+  at.node->hear(
+      runner_event{link_gone{at.wanted->peer, 0, 0, at.wanted->ask, {errc::peer_lost, why}}});
+}
+
+/// Returns true if a link is being made or was refused, as `node_core::make_link` does.
+bool world::make_link(life& here) {
+  const bool early = time_.now() < here.wanted_since + news_delay;
+  const auto* shown = find_member(*here.view, here.wanted->peer);
+  if (shown == nullptr) return false;
+  const auto peer = at(other(side_of(*here.node)));
+  if (shown->state == static_cast<std::uint8_t>(node_state::down)) {
+    if (early) return false;
+    answer_gone(here, "it is down");
+    return true;
+  }
+  if (early && shown->node.incarnation == here.wanted->former_life) return false;
+  if (shown->node.incarnation != peer->incarnation) {
+    // Another process listens there by now, or none.
+    answer_gone(here, "another life listens there");
+    return true;
+  }
+  dial(here.node, peer, here.wanted->ask);
+  return true;
+}
+
+// -- requests
+
+void world::soon(side which, milliseconds most, std::function<void()> what) {
+  time_.after(wires_.between(microseconds{0}, most), [this, which, what = std::move(what)] {
+    if (!runs(which)) return;
+    in(at(which), [this, which, what] {
+      if (runs(which)) what();
+    });
+  });
+}
+
+void world::next_request() {
+  time_.after(wires_.between(milliseconds{5}, milliseconds{300}), [this] {
+    if (time_.now() >= end_of_faults() + milliseconds{2000}) return;
+    begin(false, chance_.one_in(2) ? transfer_mode::write : transfer_mode::read);
+    next_request();
+  });
+}
+
+void world::begin(bool must_arrive, transfer_mode mode) {
+  const auto made = std::make_shared<request>();
+  made->id = "r" + std::to_string(++told_.requests);
+  made->tokens = 1 + chance_.upto(must_arrive || !chance_.one_in(5) ? 15 : 29);
+  made->mode = mode;
+  made->trial = must_arrive;
+  if (must_arrive) trials_.push_back(made);
+  const auto longest = must_arrive || !chance_.one_in(8) ? milliseconds{200} : milliseconds{4000};
+  if (must_arrive || !chance_.one_in(12)) soon(prefill, longest, [this, made] { offer(made); });
+  if (must_arrive || !chance_.one_in(10)) soon(decode, longest, [this, made] { ask(made); });
+  if (must_arrive) return;
+  if (chance_.one_in(10)) {
+    soon(decode, milliseconds{1000}, [this, made] {
+      const auto held = lives_[decode].engine->word(source_verb::hold, made->id);
+      if (held) maybe_abort(decode, *held);
+      // A hold has no end of its own.
+      const auto at = lives_[decode].node;
+      if (held) {
+        at->here(milliseconds{8000}, [this, at, what = *held] {
+          if (lives_[decode].node == at) lives_[decode].engine->abort(what);
+        });
+      }
+    });
+  }
+  if (chance_.one_in(15)) {
+    soon(decode, milliseconds{1500},
+         [this, made] { (void)lives_[decode].engine->word(source_verb::release, made->id); });
+  }
+}
+
+void world::offer(const request_ptr& of) {
+  send_spec terms;
+  std::uint32_t seal_at = of->tokens;
+  if (!of->trial) {
+    if (chance_.one_in(5)) terms.held_for = {"decode"};
+    if (chance_.one_in(3)) terms.deadline = milliseconds{50 + chance_.upto(14'000)};
+    if (chance_.one_in(20)) seal_at = chance_.upto(of->tokens);
+  }
+  const auto at = lives_[prefill].node;
+  const auto tokens = of->trial || !chance_.one_in(20) ? of->tokens : 1 + of->tokens / 2;
+  const auto send =
+      lives_[prefill].engine->send(of->id, tokens, std::move(terms), chance_.one_in(5));
+  if (!send) return again_later(of);
+  compute(of, at, *send, seal_at);
+  if (of->trial) return;
+  maybe_abort(prefill, *send);
+  again_later(of);
+}
+
+/// Some requests are sent once more: after they failed, or though they were delivered.
+void world::again_later(const request_ptr& of) {
+  if (of->trial || of->tries++ > 2 || !chance_.one_in(3)) return;
+  soon(prefill, milliseconds{5000}, [this, of] { offer(of); });
+  soon(decode, milliseconds{5000}, [this, of] { ask(of); });
+}
+
+void world::compute(const request_ptr& of, const engine_node_ptr& at, operation_id send,
+                    std::uint32_t seal_at) {
+  at->here(wires_.between(microseconds{100}, milliseconds{of->trial ? 10U : 40U}),
+           [this, of, at, send, seal_at] {
+             if (lives_[prefill].node != at) return;
+             if (lives_[prefill].engine->compute(send, seal_at)) compute(of, at, send, seal_at);
+           });
+}
+
+void world::ask(const request_ptr& of) {
+  auto& engine = *lives_[decode].engine;
+  if (of->receive && engine.is_open(*of->receive)) return;
+  receive_spec terms;
+  terms.request = of->id;
+  terms.sources = {"prefill"};
+  terms.mode = of->mode;
+  terms.tokens = of->tokens;
+  if (!of->trial) {
+    if (chance_.one_in(25)) terms.tokens += 1 + chance_.upto(8);
+    if (chance_.one_in(4)) terms.prefix_tokens = chance_.upto(of->tokens - 1);
+    if (chance_.one_in(3)) terms.deadline = milliseconds{50 + chance_.upto(14'000)};
+    if (chance_.one_in(5)) terms.park = milliseconds{chance_.upto(2000)};
+    if (chance_.one_in(4)) terms.lives = {at(prefill)->incarnation};
+    if (chance_.one_in(4)) terms.fail_when_full = true;
+    if (chance_.one_in(3)) {
+      terms.placed_by = members_.supervisor_incarnation;
+      terms.placed_at = members_.epoch;
+    }
+    terms.again = of->receive && engine.delivered(*of->receive);
+  }
+  of->receive = engine.receive(std::move(terms), !of->trial && chance_.one_in(2));
+  if (of->trial) return;
+  if (of->receive) return maybe_abort(decode, *of->receive);
+  if (of->tries++ < 3) soon(decode, milliseconds{500}, [this, of] { ask(of); });
+}
+
+void world::maybe_abort(side which, operation_id what) {
+  if (!chance_.one_in(7)) return;
+  lives_[which].node->here(
+      wires_.between(microseconds{0}, milliseconds{chance_.one_in(2) ? 50U : 3000U}),
+      [this, which, of = lives_[which].node, what] {
+        if (lives_[which].node == of) lives_[which].engine->abort(what);
+      });
+}
+
+void world::look_at_parked() {
+  if (at(prefill)->alive) {
+    for (const auto& one : lives_[prefill].node->report().parked) told_.parked += one.receives;
+  }
+  time_.after(milliseconds{200}, [this] { look_at_parked(); });
+}
+
+report world::run() {
+  start(decode);
+  start(prefill);
+  next_fault();
+  next_request();
+  look_at_parked();
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    time_.at(end_of_faults() + trial + i * milliseconds{500},
+             [this, i] { begin(true, i % 2 == 0 ? transfer_mode::write : transfer_mode::read); });
+  }
+  time_.at(end_of_faults() + judged, [this] {
+    for (const auto& one : trials_) {
+      require(one->receive && lives_[decode].engine->delivered(*one->receive),
+              "request " + one->id + " is not delivered long after the last fault");
+    }
+    for (const auto& here : lives_) {
+      const auto left = here.node->leftovers();
+      require(left.empty(), "long after its end there is left at " + here.node->name + ": " + left);
+      require(here.engine->open() == 0, "an operation of " + here.node->name + " never ends");
+      here.engine->check_memory();
+      const auto& counted = here.node->context->counters;
+      require(here.node->ends.size() == 1 && counted.links_up == 1 && counted.links_broken == 0,
+              here.node->name + " has or counts another link than the one that is up");
+    }
+  });
+  run_until(end_of_faults() + judged + milliseconds{1}, [this] { return told_.requests; });
+  static_cast<link_simulation::fault_report&>(told_) = outcome();
+  told_.engines = ledger_.totals;
+  return told_;
+}
+
+}  // namespace
+
+report run(const options& of) {
+  return world{of}.run();
+}
+
+}  // namespace troupe::actors::engine_simulation

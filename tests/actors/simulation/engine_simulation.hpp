@@ -1,0 +1,29 @@
+#pragma once
+
+/// Two nodes, a prefill and a decode engine's, in one thread, under virtual time. The runners, the
+/// sessions, the links, the pools and the tables of both nodes are the real ones. The transport
+/// below them moves real bytes, and it, the processes, the hosts and the supervisor's news fail as
+/// `faulty_nodes` makes them. The engines above make random requests, know every byte that belongs
+/// anywhere, and check all that they are told and all that is touched. The same seed gives the same
+/// run.
+
+#include <cstdint>
+
+#include "faulty_nodes.hpp"
+#include "simulated_engine.hpp"
+
+namespace troupe::actors::engine_simulation {
+
+struct options : link_simulation::fault_options {
+  options() { faults_for = std::chrono::seconds{20}; }
+};
+
+struct report : link_simulation::fault_report {
+  engine_totals engines;
+  std::uint64_t requests{0}, rebuilt{0}, parked{0};
+  std::uint64_t refused{0};  ///< batches that came after a fence
+};
+
+[[nodiscard]] report run(const options& of);
+
+}  // namespace troupe::actors::engine_simulation

@@ -1,0 +1,96 @@
+#include "engine_simulation.hpp"
+
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "troupe/actors/logging.hpp"
+
+#include "seed.hpp"
+
+// TROUPE_SEED=N repeats one run, with all that happens in it. TROUPE_RUNS=N makes N of them.
+namespace troupe::actors::engine_simulation {
+namespace {
+
+constexpr std::uint64_t runs = 150;
+
+class engines_under_virtual_time : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(init_logging({.level = "off", .node = {}, .file = {}})); }
+};
+
+void add(report& sum, const report& one) {
+  auto& all = sum.engines;
+  const auto& its = one.engines;
+  for (const auto& [mode, count] : its.moved) all.moved[mode] += count;
+  for (const auto& [code, count] : its.reasons) all.reasons[code] += count;
+  for (const auto& [what, count] : one.faults) sum.faults[what] += count;
+  all.failed += its.failed;
+  all.aborted += its.aborted;
+  all.lapsed += its.lapsed;
+  all.sources_done += its.sources_done;
+  all.words += its.words;
+  all.in_line += its.in_line;
+  all.again += its.again;
+  sum.events += one.events;
+  sum.requests += one.requests;
+  sum.rebuilt += one.rebuilt;
+  sum.parked += one.parked;
+  sum.refused += one.refused;
+}
+
+TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_them_fails) {
+  const bool one = std::getenv("TROUPE_SEED") != nullptr;
+  const auto wanted = one ? 1 : troupe::testing::number_from_environment("TROUPE_RUNS", runs);
+  report sum;
+  for (std::uint64_t i = 0; i < wanted; ++i) {
+    options of;
+    of.seed = one ? troupe::testing::seed() : troupe::testing::seed() * 1000 + i;
+    of.traced = one;
+    const auto r = run(of);
+    ASSERT_EQ(r.violation, "") << "TROUPE_SEED=" << of.seed << " runs it again";
+    add(sum, r);
+  }
+  auto& engines = sum.engines;
+  std::cout << wanted << " runs: " << sum.events << " events, " << sum.requests << " requests, "
+            << engines.moved[transfer_mode::write] << " written, "
+            << engines.moved[transfer_mode::read] << " read, " << engines.sources_done
+            << " sources done, " << engines.failed << " operations failed, " << engines.aborted
+            << " aborted, " << engines.lapsed << " leases lapsed, " << engines.words << " words, "
+            << engines.in_line << " in line, " << engines.again << " again, " << sum.parked
+            << " seen parked, " << sum.rebuilt << " ends made again, " << sum.refused
+            << " batches refused by a fence\n";
+  for (const auto& [code, count] : engines.reasons) {
+    std::cout << "  failed: " << to_string(code) << " " << count << "\n";
+  }
+  for (const auto& [what, count] : sum.faults) std::cout << "  " << what << " " << count << "\n";
+  if (wanted < runs) return;
+  // The runs must have met what they are for.
+  EXPECT_GT(engines.moved[transfer_mode::write], wanted);
+  EXPECT_GT(engines.moved[transfer_mode::read], wanted);
+  EXPECT_GT(engines.sources_done, wanted);
+  EXPECT_GT(engines.aborted, wanted);
+  EXPECT_GT(engines.lapsed, 0U);
+  EXPECT_GT(engines.words, wanted);
+  EXPECT_GT(engines.again, 0U);
+  EXPECT_GT(sum.parked, wanted);
+  EXPECT_GT(sum.rebuilt, wanted);
+  EXPECT_GT(sum.refused, 0U);
+  EXPECT_EQ(sum.faults.size(), 8U);
+}
+
+TEST_F(engines_under_virtual_time, run_the_same_way_again_from_the_same_seed) {
+  options of;
+  of.seed = troupe::testing::seed();
+  const auto first = run(of), second = run(of);
+  EXPECT_EQ(first.digest, second.digest);
+  EXPECT_EQ(first.events, second.events);
+  of.seed += 1;
+  EXPECT_NE(run(of).digest, first.digest);
+}
+
+}  // namespace
+}  // namespace troupe::actors::engine_simulation

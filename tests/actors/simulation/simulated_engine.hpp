@@ -1,0 +1,134 @@
+#pragma once
+
+/// An engine above a simulated node. It does what an engine's calls do before and after the runner
+/// works for them, gives its blocks bytes that are known, and checks every event and every byte.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine_node.hpp"
+
+namespace troupe::actors::engine_simulation {
+
+/// How often a request was sent, and how each time ended. Outlives the engines.
+struct request_history {
+  std::uint32_t attempts{0};
+  std::set<std::uint32_t> delivered{};  ///< attempts that a receive was told to have
+  std::set<std::uint32_t> done{};       ///< attempts whose source was told done
+};
+
+struct engine_totals {
+  std::map<transfer_mode, std::uint64_t> moved;
+  std::uint64_t failed{0}, aborted{0}, lapsed{0}, sources_done{0}, words{0}, in_line{0}, again{0};
+  std::map<errc, std::uint64_t> reasons;
+};
+
+/// What the engines of a run share.
+struct engine_ledger {
+  std::map<std::string, request_history> requests;
+  engine_totals totals;
+  std::function<void(const std::string&)> violate, note;
+};
+
+using simulation::dice;
+
+class simulated_engine {
+ public:
+  simulated_engine(engine_node& at, engine_ledger& in);
+
+  /// Takes memory, a layout and a pool for the node. `seed` gives the same model to both nodes.
+  static void furnish(engine_node& at, std::uint64_t seed, dice& chance);
+
+  // -- what the engine begins; the id is empty if that is refused
+
+  std::optional<operation_id> send(const std::string& request, std::uint32_t tokens,
+                                   send_spec terms, bool grows);
+  /// `own`: the engine allocates the blocks.
+  std::optional<operation_id> receive(receive_spec terms, bool own);
+  std::optional<operation_id> word(source_verb verb, const std::string& request);
+  void abort(operation_id which);
+  /// Computes some more of what is sent, or seals it. Returns false if nothing is left to do.
+  bool compute(operation_id send, std::uint32_t seal_at);
+  void stop();
+
+  // -- what happens to it
+
+  void take_events();
+  void touched(transfer_id transfer, const link_simulation::touch& what);
+
+  [[nodiscard]] bool is_open(operation_id which) const { return open_.contains(which); }
+  [[nodiscard]] std::size_t open() const noexcept { return open_.size(); }
+  [[nodiscard]] bool delivered(operation_id which) const { return delivered_.contains(which); }
+  /// Compares all memory with what the engine knows is there.
+  void check_memory() const;
+
+ private:
+  struct operation {
+    operation_kind kind{operation_kind::value};
+    std::string request{};
+    std::uint32_t attempt{0}, tokens{0}, prefix{0};
+    transfer_mode mode{transfer_mode::write};
+    kvcache::allocation mine{};      ///< to be given back
+    std::vector<block_id> blocks{};  ///< in the order of the tokens
+    std::vector<block_id> later{};   ///< of a send that grows: not named yet
+    std::optional<std::uint32_t> slot{};
+    std::vector<std::uint32_t> computed{};  ///< send: tokens, by layer
+    bool sealed{false}, concluded{false}, freed{false};
+    bool early{false};  ///< the blocks are given back with the outcome
+    std::optional<transfer_id> transfer{};
+    moment due{};
+  };
+  /// A head of one token, or the state of a request, as it lies in memory and what it is.
+  struct piece {
+    std::size_t region;
+    std::uint64_t offset, length;
+    std::uint32_t layer, plane, head;
+  };
+
+  [[nodiscard]] const std::vector<piece>& pieces() const noexcept { return pieces_; }
+  void each_piece(const operation& of, std::uint32_t token_begin, std::uint32_t token_end,
+                  const std::function<void(const piece&, std::uint32_t token)>& what) const;
+  void each_state(const operation& of, const std::function<void(const piece&)>& what) const;
+  void write(const operation& of, const piece& where, std::uint32_t token);
+  [[nodiscard]] bool holds(const operation& of, std::uint32_t attempt, const piece& where,
+                           std::uint32_t token) const;
+  [[nodiscard]] bool unchanged(const piece& where) const;
+  void adopt(const piece& where);
+  void scribble(const operation& of);
+  void opens(operation_id id, const operation& of, std::span<const block_id> blocks);
+  void closes(operation_id id);
+  void give_back(operation& of);
+  operation_id begins(operation_id id, operation what, milliseconds deadline);
+  void watch(operation_id id);
+  [[nodiscard]] bool overdue(moment since) const;
+  void ends(operation_id id, operation& of, const std::optional<troupe::error>& failure,
+            std::uint32_t attempt);
+  void check_received(const operation& of, std::uint32_t attempt);
+  void check_left(const operation& of);
+  void layers_came(const operation& of, const cache_slice& slice);
+  void wrong(const operation& of, const std::string& what) const;
+  [[nodiscard]] std::uint32_t rounded(std::uint32_t tokens) const;
+  [[nodiscard]] std::optional<std::uint32_t> take_slot();
+
+  engine_node& at_;
+  engine_ledger& ledger_;
+  const kvcache::cache_layout& layout_;
+  std::vector<std::vector<std::byte>> shadow_;        ///< of the memory of the node
+  std::vector<std::vector<std::uint32_t>> place_of_;  ///< block or state slot of each byte
+  std::vector<piece> pieces_;                         ///< of block 0
+  std::map<operation_id, operation> open_;            ///< until the last event
+  std::map<std::uint32_t, operation_id> user_of_;     ///< of a place, while it is open
+  std::map<transfer_id, operation_id> operation_of_;  ///< by what has touched its blocks
+  std::set<operation_id> delivered_;
+  std::set<std::uint32_t> free_slots_;
+  bool stopped_{false};
+};
+
+}  // namespace troupe::actors::engine_simulation
