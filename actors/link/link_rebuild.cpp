@@ -15,7 +15,7 @@ namespace {
 /// The pause before the first attempt. If the peer has died, the news arrives meanwhile.
 constexpr auto first_rebuild_pause = std::chrono::milliseconds{20};
 /// A link that was up for longer than this gets all its attempts back.
-constexpr auto settled = std::chrono::seconds{10};
+constexpr auto steady_after = std::chrono::seconds{10};
 /// Longer than the longest pause of the dialling side.
 constexpr auto spare_time = std::chrono::seconds{3};
 /// Many times the number that can be on its way when a link breaks; some 100 bytes each.
@@ -97,7 +97,7 @@ void peer_link::break_link(const troupe::error& why) {
     wait_for_dialler();
     return;
   }
-  if (around_.now() - up_since_ > settled) attempts_ = tries_ = 0;
+  if (around_.now() - up_since_ > steady_after) attempts_ = tries_ = 0;
   if (++attempts_ > context_->settings.max_reconnects) {
     attempts_ = context_->settings.max_reconnects;
     backend_failed({errc::link_broken, to_string(why)});

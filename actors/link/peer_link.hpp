@@ -64,7 +64,7 @@ struct signs_of_life {
 /// side asks the actor of the other end (not the node: a restarted peer is a new peer, and gets a
 /// new link), at most `max_reconnects` times with the backend of the link, then with those of
 /// `fallback`. The side that sees the break first tells the other by `link_notice`, since an idle
-/// transport may never see it. The attempts of a link that breaks again within `settled` add up.
+/// transport may never see it. The attempts of a link that breaks again within 10 s add up.
 ///
 ///   - The former transport link is closed and every session fenced on it. It may become quiescent
 ///     after its successors: `transfer_fenced` waits for all links that a transfer has used.

@@ -239,15 +239,15 @@ std::size_t stage_router::in_turn(const std::vector<offer>& offers) {
 /// The candidates with the shortest queue. A newcomer's queue is lengthened for its missing share.
 std::vector<stage_router::offer> stage_router::shortest(const std::vector<offer>& offers) const {
   std::uint64_t total = 0;
-  std::uint64_t settled = 0;
+  std::uint64_t counted = 0;
   for (const offer& o : offers) {
     if (o.share != full_share) continue;
     total += replicas_[o.replica].queue();
-    ++settled;
+    ++counted;
   }
   const auto length = [&](const offer& o) {
     const std::uint64_t lacks = full_share - o.share;
-    const std::uint64_t unit = settled * full_share;
+    const std::uint64_t unit = counted * full_share;
     return replicas_[o.replica].queue() + (total * lacks + unit - 1) / unit;
   };
   std::vector<offer> ties;

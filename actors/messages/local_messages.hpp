@@ -306,7 +306,7 @@ struct start_place {
   placement_request request;
 };
 /// engine -> node: a placed request ended; tell the supervisor.
-struct placed_ended {
+struct placed_request_ended {
   std::string request;
 };
 /// engine -> node: its answer to a frontend's call.
@@ -330,7 +330,7 @@ struct engine_failed {
 /// engine -> node: the engine can serve again.
 struct engine_recovered {};
 struct node_command {
-  std::variant<need_link, look_again, start_place, placed_ended, call_answered, stop_node,
+  std::variant<need_link, look_again, start_place, placed_request_ended, call_answered, stop_node,
                try_supervisor, supervisor_looked, engine_failed, engine_recovered>
       what;
 };

@@ -42,7 +42,7 @@ using supervisor_actor = caf::typed_actor<
     // engine or frontend -> supervisor: choose a (prefill, decode) pair for a request
     caf::replies_to<place_atom, placement_request>::with<placement>,
     // engine or frontend -> supervisor: a placed request ended (its id), for the queue lengths
-    caf::reacts_to<finished_atom, std::string>,
+    caf::reacts_to<placed_request_ended_atom, std::string>,
     // `troupe status` -> supervisor
     caf::replies_to<members_atom>::with<membership>,
     // `troupe drain` -> supervisor: place nothing more on a node and let it leave

@@ -37,7 +37,7 @@ void node_core::on_stop_node() {
   // Otherwise the supervisor would place them on behalf of a node that is gone, and count them.
   if (supervisor_) {
     for (const auto& [operation, asked] : placements_) {
-      self_->send(supervisor_, finished_atom::value, asked.request);
+      self_->send(supervisor_, placed_request_ended_atom::value, asked.request);
     }
   }
   fail_placements({errc::aborted, "the node stops"});
@@ -94,7 +94,9 @@ local_node_actor::behavior_type node_core::begin() {
         std::visit(overloaded{[this](need_link& x) { on_need_link(x); },
                               [this](look_again&) { make_wanted_links(); },
                               [this](start_place& x) { on_start_place(x); },
-                              [this](placed_ended& x) { tell_ended(std::move(x.request)); },
+                              [this](placed_request_ended& x) {
+                                tell_placed_request_ended(std::move(x.request));
+                              },
                               [this](call_answered& x) { on_call_answered(x); },
                               [this](stop_node&) { on_stop_node(); },
                               [this](try_supervisor&) { on_try_supervisor(); },

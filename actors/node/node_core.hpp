@@ -165,7 +165,7 @@ class node_core {
   void fail_placement(operation_id operation, troupe::error why);
   void expire_placements();
   void give_back_placement(const std::string& request);
-  void tell_ended(std::string request);
+  void tell_placed_request_ended(std::string request);
   /// Tells the supervisor of placed requests that ended while it could not be told.
   void tell_untold();
   /// Ends calls whose frontend no longer waits: the engine may keep the call to answer, but it does

@@ -56,9 +56,9 @@ void node_core::fail_placement(operation_id operation, troupe::error why) {
 
 /// Tells the supervisor that a placed request ended. Without this its place in the queues would
 /// stay taken for as long as the node that it was placed on lives.
-void node_core::tell_ended(std::string request) {
+void node_core::tell_placed_request_ended(std::string request) {
   if (supervisor_) {
-    self_->send(supervisor_, finished_atom::value, std::move(request));
+    self_->send(supervisor_, placed_request_ended_atom::value, std::move(request));
     return;
   }
   untold_.push_back(std::move(request));
@@ -70,7 +70,7 @@ void node_core::tell_ended(std::string request) {
 void node_core::give_back_placement(const std::string& request) {
   const bool asked_again = std::ranges::any_of(
       placements_, [&](const auto& waiting) { return waiting.second.request == request; });
-  if (!asked_again) tell_ended(request);
+  if (!asked_again) tell_placed_request_ended(request);
 }
 
 // -- calls of frontends
@@ -176,7 +176,7 @@ void node_core::on_start_place(start_place& order) {
 }
 
 void node_core::tell_untold() {
-  for (auto& request : std::exchange(untold_, {})) tell_ended(std::move(request));
+  for (auto& request : std::exchange(untold_, {})) tell_placed_request_ended(std::move(request));
 }
 
 void node_core::fail_placements(const troupe::error& why) {

@@ -14,7 +14,7 @@ void cache_leases::hold(operation_id id, const std::string& peer, time_point now
   if (std::ranges::find(of.claims, peer, &claim::peer) != of.claims.end()) return;
   auto& one = of.claims.emplace_back(claim{peer, {}, {}, {}, now, placed, false});
   bind_if_shown(id, one, now);
-  settle(id, of, now);
+  update_lease_for_anyone(id, of, now);
 }
 
 void cache_leases::meet(operation_id id, transfer_id session, const std::string& peer,
@@ -30,7 +30,7 @@ void cache_leases::meet(operation_id id, transfer_id session, const std::string&
     give_back(*one);
     bind(id, *one, life, now);
   }
-  settle(id, of, now);
+  update_lease_for_anyone(id, of, now);
 }
 
 void cache_leases::keep(operation_id id, transfer_id word, const std::string& peer,
@@ -39,7 +39,7 @@ void cache_leases::keep(operation_id id, transfer_id word, const std::string& pe
   auto& one = of.claims.emplace_back(claim{.peer = peer, .session = word, .since = now});
   one.kept = true;
   bind(id, one, life, now);
-  settle(id, of, now);
+  update_lease_for_anyone(id, of, now);
 }
 
 void cache_leases::leave(operation_id id, transfer_id session, time_point now) {
@@ -50,13 +50,13 @@ void cache_leases::leave(operation_id id, transfer_id session, time_point now) {
     give_back(h);
     return true;
   });
-  settle(id, of->second, now);
+  update_lease_for_anyone(id, of->second, now);
 }
 
 void cache_leases::sealed(operation_id id, time_point now) {
   auto& of = operations_[id];
   of.sealed = true;
-  settle(id, of, now);
+  update_lease_for_anyone(id, of, now);
 }
 
 void cache_leases::end(operation_id id) {
@@ -65,7 +65,7 @@ void cache_leases::end(operation_id id) {
   for (auto& one : of->second.claims) give_back(one);
   of->second.claims.clear();
   of->second.sealed = false;
-  settle(id, of->second, last_beat_);
+  update_lease_for_anyone(id, of->second, last_beat_);
   operations_.erase(of);
 }
 
@@ -264,7 +264,7 @@ void cache_leases::bind_if_shown(operation_id id, claim& to, time_point now) {
 }
 
 /// Starts or ends the lease for anyone: it runs while the source is sealed and no taker is known.
-void cache_leases::settle(operation_id id, held& of, time_point now) {
+void cache_leases::update_lease_for_anyone(operation_id id, held& of, time_point now) {
   const bool known = std::ranges::any_of(of.claims, [](const claim& h) {
     return h.of != incarnation{} || h.session != transfer_id{};
   });
@@ -304,7 +304,7 @@ void cache_leases::bury(incarnation id, standing how, time_point now, std::vecto
                         {}});
       of.claims.erase(one);
     }
-    settle(operation, of, now);
+    update_lease_for_anyone(operation, of, now);
   }
 }
 
@@ -312,7 +312,7 @@ void cache_leases::bury(incarnation id, standing how, time_point now, std::vecto
 void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
   for (auto& [id, of] : operations_) {
     for (auto& one : of.claims) {
-      if (one.session == transfer_id{} && !makes_certain(one)) settle(id, of, now);
+      if (one.session == transfer_id{} && !makes_certain(one)) update_lease_for_anyone(id, of, now);
     }
   }
   for (auto next = lives_.begin(); next != lives_.end();) {
@@ -338,7 +338,7 @@ void cache_leases::review(time_point now, std::vector<lapse>& lapses) {
       lapses.push_back({id, cause::down, one.peer, m->reason, {}, {}});
       return true;
     });
-    if (bound || of.claims.size() != before) settle(id, of, now);
+    if (bound || of.claims.size() != before) update_lease_for_anyone(id, of, now);
   }
 }
 
@@ -358,7 +358,7 @@ void cache_leases::collect(time_point now, std::vector<lapse>& lapses) {
     one->lease = {};
     forget_life(one->of);
     if (one->session == transfer_id{}) of.claims.erase(one);
-    settle(operation, of, now);
+    update_lease_for_anyone(operation, of, now);
   }
 }
 

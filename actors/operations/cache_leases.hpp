@@ -173,7 +173,7 @@ class cache_leases {
   void forget_life(incarnation id);
   void bind(operation_id id, claim& to, incarnation to_life, time_point now);
   void bind_if_shown(operation_id id, claim& to, time_point now);
-  void settle(operation_id id, held& of, time_point now);
+  void update_lease_for_anyone(operation_id id, held& of, time_point now);
   void bury(incarnation id, standing how, time_point now, std::vector<lapse>& lapses);
   void review(time_point now, std::vector<lapse>& lapses);
   void collect(time_point now, std::vector<lapse>& lapses);

@@ -83,7 +83,7 @@ void member_watch::see(const member& shown, std::uint64_t supervisor) {
   }
   of.shown_by = supervisor;
   of.shown_in = lists_;
-  settle(at, before);
+  update_turn(at, before);
 }
 
 /// A node that a list does not have is no member, unless it may not have had time to register with
@@ -93,7 +93,7 @@ void member_watch::end_forgotten(const membership& list) {
   const auto forget = [this](names::iterator at, std::string why) {
     const auto before = at->second.waiting();
     end_life(at->second, std::move(why));
-    settle(at, before);
+    update_turn(at, before);
   };
   for (auto next = names_.begin(); next != names_.end();) {
     const auto at = next++;
@@ -136,7 +136,7 @@ void member_watch::remember_over(std::uint64_t incarnation) {
   over_in_order_.pop_front();
 }
 
-void member_watch::settle(names::iterator of, std::size_t before) {
+void member_watch::update_turn(names::iterator of, std::size_t before) {
   auto& [called, state] = *of;
   const auto now = state.waiting();
   waiting_ = waiting_ - before + now;
@@ -162,7 +162,7 @@ event_member member_watch::pop() {
     next = *of.there;
     of.told = told_life{next.incarnation, next.state};
   }
-  settle(at, before);
+  update_turn(at, before);
   return next;
 }
 

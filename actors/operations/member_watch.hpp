@@ -81,7 +81,7 @@ class member_watch {
   void remember_over(std::uint64_t incarnation);
   /// Updates `turns_` and counts after a change of a name that had `before` waiting events. May
   /// erase the name.
-  void settle(names::iterator of, std::size_t before);
+  void update_turn(names::iterator of, std::size_t before);
 
   std::string self_;
   names names_;

@@ -32,7 +32,7 @@ constexpr auto no_deadline = time_point::max();
 constexpr std::chrono::milliseconds longest_time = std::chrono::hours{24 * 365};
 
 /// A `receive` of the engine: one transfer from each rank of the prefill replica, one outcome.
-struct receiving {
+struct receive_operation {
   enum class phase : std::uint8_t { in_line, linking, moving, concluded };
   struct from_rank {
     std::string peer;
@@ -44,11 +44,11 @@ struct receiving {
   };
 
   receive_spec spec;
-  phase now{phase::linking};
+  phase state{phase::linking};
   std::vector<from_rank> ranks;
-  std::vector<std::uint32_t> told;       ///< per layer, up to which token the engine was told
-  std::vector<open_when_complete> held;  ///< streams that wait for layers
-  std::uint32_t live{0};                 ///< receivers that have not unpinned
+  std::vector<std::uint32_t> reported;    ///< per layer, up to which token the engine was told
+  std::vector<open_when_complete> gates;  ///< streams that wait for layers
+  std::uint32_t live{0};                  ///< receivers that have not unpinned
   bool pinned{false};
   time_point began{};
   time_point deadline;
@@ -253,9 +253,9 @@ class operation_runner {
   void receiver_concluded(operation_id operation, session_concluded& outcome);
   /// Drops a concluded receive once its last receiver has unpinned.
   void release_receive(operation_id operation);
-  void tell_layers_of(operation_id operation, receiving& r);
+  void tell_layers_of(operation_id operation, receive_operation& r);
   void start_receiver(operation_id operation, std::size_t index, const link_handle& link);
-  result<bool> may_start(const receiving& r);
+  result<bool> may_start(const receive_operation& r);
   std::optional<troupe::error> void_placement(const receive_spec& spec) const;
   void begin_moving(operation_id operation);
 
@@ -325,7 +325,7 @@ class operation_runner {
   std::unordered_map<std::string, operation_id> source_of_;  ///< by request, not concluded
   ended_requests ended_;
   ended_requests given_back_;  ///< requests given back before they were sent
-  std::map<operation_id, receiving> receives_;
+  std::map<operation_id, receive_operation> receives_;
   std::unordered_map<transfer_id, live_session> sessions_;  ///< both sides, and values
   std::size_t crashed_sessions_{0};                         ///< of `sessions_`; not waited for
   std::unordered_map<std::string, link_handle> links_;      ///< by peer name, up

@@ -17,14 +17,14 @@ namespace troupe::actors::operations {
 
 namespace {
 
-bool is_complete(const receiving& r, const open_when_complete& wanted) {
-  if (r.told.empty()) return wanted.token_end <= r.spec.prefix_tokens;  // nothing moves yet
-  return std::all_of(r.told.begin() + wanted.layer_begin, r.told.begin() + wanted.layer_end,
+bool is_complete(const receive_operation& r, const open_when_complete& wanted) {
+  if (r.reported.empty()) return wanted.token_end <= r.spec.prefix_tokens;  // nothing moves yet
+  return std::all_of(r.reported.begin() + wanted.layer_begin, r.reported.begin() + wanted.layer_end,
                      [&](std::uint32_t tokens) { return tokens >= wanted.token_end; });
 }
 
-void let_streams_go(receiving& r) {
-  std::erase_if(r.held, [&](const open_when_complete& stream) {
+void let_streams_go(receive_operation& r) {
+  std::erase_if(r.gates, [&](const open_when_complete& stream) {
     if (!is_complete(r, stream)) return false;
     stream.gate->open();
     return true;
@@ -63,9 +63,9 @@ result<void> check_meant(const receive_spec& spec, std::size_t index, const link
   return check_life(link.peer, link.peer_incarnation.value, life_meant(spec, index));
 }
 
-receiving::from_rank* rank_of(receiving& r, transfer_id transfer) {
+receive_operation::from_rank* rank_of(receive_operation& r, transfer_id transfer) {
   const auto found = std::ranges::find_if(
-      r.ranks, [&](const receiving::from_rank& rank) { return rank.transfer == transfer; });
+      r.ranks, [&](const receive_operation::from_rank& rank) { return rank.transfer == transfer; });
   return found == r.ranks.end() ? nullptr : &*found;
 }
 
@@ -75,7 +75,7 @@ void operation_runner::release_receive(operation_id operation) {
   const auto found = receives_.find(operation);
   if (found == receives_.end()) return;
   const auto& r = found->second;
-  if (r.now != receiving::phase::concluded || r.live != 0) return;
+  if (r.state != receive_operation::phase::concluded || r.live != 0) return;
   if (r.pinned) {
     unpin_blocks(r.spec.request, blocks_written(r.spec, context_->layout->block_tokens));
   }
@@ -87,17 +87,17 @@ void operation_runner::conclude_receive(operation_id operation,
                                         std::optional<troupe::error> failure,
                                         const session_event& to_receivers) {
   auto& r = receives_.at(operation);
-  if (r.now == receiving::phase::concluded) return;
+  if (r.state == receive_operation::phase::concluded) return;
   // No stream is held past the outcome: nothing more will come for it.
-  for (const auto& stream : r.held) stream.gate->open();
-  r.held.clear();
-  if (r.now == receiving::phase::in_line) {
+  for (const auto& stream : r.gates) stream.gate->open();
+  r.gates.clear();
+  if (r.state == receive_operation::phase::in_line) {
     around_.tell_pool(pool_command{leave_line{operation}});
   }
   for (const auto& rank : r.ranks) {
     if (!rank.transfer) leave_link_line(rank.peer, operation);
   }
-  r.now = receiving::phase::concluded;
+  r.state = receive_operation::phase::concluded;
   leases_.end(operation);
   forget_deadline(r.deadline, timer::operation, operation.value);
   count_outcome(failure, r.bytes);
@@ -120,8 +120,8 @@ void operation_runner::fail_receive(operation_id operation, troupe::error why) {
 
 /// Tells the engine which layers are now complete from every rank, merging neighbours of equal
 /// progress, and releases the streams that waited for them.
-void operation_runner::tell_layers_of(operation_id operation, receiving& r) {
-  const auto layers = static_cast<std::uint32_t>(r.told.size());
+void operation_runner::tell_layers_of(operation_id operation, receive_operation& r) {
+  const auto layers = static_cast<std::uint32_t>(r.reported.size());
   std::vector<std::uint32_t> complete(layers, r.spec.tokens);
   for (const auto& rank : r.ranks) {
     for (std::uint32_t layer = 0; layer < layers; ++layer) {
@@ -131,11 +131,12 @@ void operation_runner::tell_layers_of(operation_id operation, receiving& r) {
   }
   for (std::uint32_t begin = 0; begin < layers;) {
     auto end = begin + 1;
-    while (end < layers && complete[end] == complete[begin] && r.told[end] == r.told[begin]) ++end;
-    if (complete[begin] > r.told[begin]) {
+    while (end < layers && complete[end] == complete[begin] && r.reported[end] == r.reported[begin])
+      ++end;
+    if (complete[begin] > r.reported[begin]) {
       context_->events.push(
-          {operation, event_layers{{begin, end, r.told[begin], complete[begin]}}});
-      std::fill(r.told.begin() + begin, r.told.begin() + end, complete[begin]);
+          {operation, event_layers{{begin, end, r.reported[begin], complete[begin]}}});
+      std::fill(r.reported.begin() + begin, r.reported.begin() + end, complete[begin]);
     }
     begin = end;
   }
@@ -203,7 +204,7 @@ void operation_runner::start_receiver(operation_id operation, std::size_t index,
 /// Whether the sources whose links are up may start. Sources that hold parts of a model wait for
 /// each other: only all their layouts together tell whether they are complete, and a missing part
 /// must be reported before a byte moves. An error of one source is reported at once.
-result<bool> operation_runner::may_start(const receiving& r) {
+result<bool> operation_runner::may_start(const receive_operation& r) {
   std::vector<const link_handle*> up;
   for (const auto& rank : r.ranks) {
     const auto link = links_.find(rank.peer);
@@ -247,12 +248,12 @@ std::optional<troupe::error> operation_runner::void_placement(const receive_spec
 void operation_runner::begin_moving(operation_id operation) {
   auto& r = receives_.at(operation);
   if (auto why = void_placement(r.spec)) {
-    r.now = receiving::phase::linking;
+    r.state = receive_operation::phase::linking;
     fail_receive(operation, std::move(*why));
     return;
   }
-  r.now = receiving::phase::moving;
-  r.told.assign(context_->layout->layers.size(), r.spec.prefix_tokens);
+  r.state = receive_operation::phase::moving;
+  r.reported.assign(context_->layout->layers.size(), r.spec.prefix_tokens);
   for (std::size_t index = 0; index < r.spec.sources.size(); ++index) {
     const auto& peer = r.spec.sources[index];
     r.ranks.push_back({peer, std::nullopt, false, {}});
@@ -261,9 +262,10 @@ void operation_runner::begin_moving(operation_id operation) {
 }
 
 void operation_runner::start_receivers(operation_id operation) {
-  const auto going_on = [&]() -> receiving* {
+  const auto going_on = [&]() -> receive_operation* {
     const auto found = receives_.find(operation);
-    const bool moves = found != receives_.end() && found->second.now == receiving::phase::moving;
+    const bool moves =
+        found != receives_.end() && found->second.state == receive_operation::phase::moving;
     return moves ? &found->second : nullptr;
   };
   auto* r = going_on();
@@ -316,7 +318,7 @@ void operation_runner::on_start_receive(start_receive& order) {
     begin_moving(operation);
     return;
   }
-  r.now = receiving::phase::in_line;
+  r.state = receive_operation::phase::in_line;
   if (!r.spec.fail_when_full) {
     around_.tell_pool(pool_command{wait_for_blocks{operation, needed, r.deadline}});
     return;
@@ -331,30 +333,32 @@ void operation_runner::on_start_receive(start_receive& order) {
 
 void operation_runner::on_open_when_complete(open_when_complete& order) {
   const auto found = receives_.find(order.operation);
-  const bool goes_on = found != receives_.end() && found->second.now != receiving::phase::concluded;
+  const bool goes_on =
+      found != receives_.end() && found->second.state != receive_operation::phase::concluded;
   if (!goes_on || is_complete(found->second, order)) {
     order.gate->open();
     return;
   }
-  found->second.held.push_back(std::move(order));
+  found->second.gates.push_back(std::move(order));
 }
 
 void operation_runner::on_blocks_granted(blocks_granted& granted) {
   const auto found = receives_.find(granted.operation);
-  const bool wanted = found != receives_.end() && found->second.now == receiving::phase::in_line;
+  const bool wanted =
+      found != receives_.end() && found->second.state == receive_operation::phase::in_line;
   if (!wanted) {
     if (granted.blocks) (void)context_->pool->free(granted.blocks->owner, granted.blocks->blocks);
     return;
   }
   auto& r = found->second;
   if (!granted.blocks) {
-    r.now = receiving::phase::linking;
+    r.state = receive_operation::phase::linking;
     fail_receive(granted.operation, granted.blocks.error());
     return;
   }
   r.spec.blocks = granted.blocks->blocks;
   if (auto pinned = context_->pool->pin(r.spec.blocks); !pinned) {
-    r.now = receiving::phase::linking;
+    r.state = receive_operation::phase::linking;
     fail_receive(granted.operation, pinned.error());
     return;
   }
@@ -368,7 +372,8 @@ void operation_runner::on_session_layers(session_layers& layers) {
   if (session == sessions_.end()) return;
   const auto operation = session->second.operation;
   const auto found = receives_.find(operation);
-  if (found == receives_.end() || found->second.now == receiving::phase::concluded) return;
+  if (found == receives_.end() || found->second.state == receive_operation::phase::concluded)
+    return;
   auto* rank = rank_of(found->second, layers.transfer);
   if (rank == nullptr) return;
   session->second.report.state = "receiving";
@@ -382,7 +387,7 @@ void operation_runner::on_session_layers(session_layers& layers) {
 
 void operation_runner::receiver_concluded(operation_id operation, session_concluded& outcome) {
   auto& r = receives_.at(operation);
-  if (r.now == receiving::phase::concluded) return;
+  if (r.state == receive_operation::phase::concluded) return;
   if (outcome.failure) {
     const session_event to_others{abort_session{*outcome.failure, outcome.refused}};
     conclude_receive(operation, std::move(outcome.failure), to_others);
@@ -396,7 +401,7 @@ void operation_runner::receiver_concluded(operation_id operation, session_conclu
   if (first) r.moved.backend = outcome.moved.backend;
   r.moved.add(outcome.moved);
   if (!outcome.aux.empty() && (first || r.aux.empty())) r.aux = std::move(outcome.aux);
-  if (std::ranges::all_of(r.ranks, &receiving::from_rank::done)) {
+  if (std::ranges::all_of(r.ranks, &receive_operation::from_rank::done)) {
     conclude_receive(operation, std::nullopt, {receive_is_whole{}});
   }
 }

@@ -76,7 +76,7 @@ void supervisor_state::tick() {
   forgive_standstill();
   table->tick(now());
   judge_drains();
-  settle();
+  act_on_changes();
   deliver(routes->serve(now()));
 }
 
@@ -105,7 +105,7 @@ void supervisor_state::note(std::string what, std::string node, std::uint64_t in
   log->log(level, "{}", event_line(events.add(std::move(event))));
 }
 
-void supervisor_state::settle() {
+void supervisor_state::act_on_changes() {
   const auto changes = table->take_transitions();
   for (const node_transition& change : changes) report(change);
   if (!changes.empty()) {
@@ -130,7 +130,7 @@ supervisor_actor::behavior_type supervisor(supervisor_parts::self_pointer self,
   self->state.start(self, std::move(options));
   self->set_down_handler([self](caf::down_msg& down) {
     self->state.node_ended(down);
-    self->state.settle();
+    self->state.act_on_changes();
   });
   self->set_exit_handler([self](caf::exit_msg& message) {
     self->state.stop();
@@ -142,28 +142,30 @@ supervisor_actor::behavior_type supervisor(supervisor_parts::self_pointer self,
         auto promise = self->make_response_promise<registration>();
         promise.deliver(
             self->state.take_in(request, handle));  // before the membership that follows
-        self->state.settle();
+        self->state.act_on_changes();
         return promise;
       },
       [self](const heartbeat& beat) {
         auto ack = self->state.heard(beat);
-        self->state.settle();
+        self->state.act_on_changes();
         return ack;
       },
       [self](leave_atom, const std::string& name, std::uint64_t incarnation) {
         self->state.table->leave(name, incarnation, self->state.now());
-        self->state.settle();
+        self->state.act_on_changes();
       },
       [self](place_atom, const placement_request& request) {
         auto promise = self->make_response_promise<placement>();
         self->state.place(request, promise);
         return promise;
       },
-      [self](finished_atom, const std::string& request) { self->state.routes->finished(request); },
+      [self](placed_request_ended_atom, const std::string& request) {
+        self->state.routes->finished(request);
+      },
       [self](members_atom) { return self->state.table->view(); },
       [self](drain_atom, const drain_request& request) {
         auto reply = self->state.drain(request);
-        self->state.settle();
+        self->state.act_on_changes();
         return reply;
       },
       [self](lease_name_atom, const name_request& claim) { return self->state.claim(claim); },

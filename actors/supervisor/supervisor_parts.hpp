@@ -83,7 +83,7 @@ struct supervisor_state {
   /// stood still and could hear nobody.
   void forgive_standstill();
   /// After every event: logs changes, places requests that can be placed now, tells the nodes.
-  void settle();
+  void act_on_changes();
   /// Keeps an event of interest to people for `troupe events`, and logs it.
   void note(std::string what, std::string node, std::uint64_t incarnation, std::uint64_t epoch,
             std::string text, spdlog::level::level_enum level = spdlog::level::info);

@@ -125,7 +125,7 @@ inline supervisor_actor::behavior_type played_supervisor(supervisor_actor::point
       },
       [](leave_atom, const std::string&, std::uint64_t) {},
       [](place_atom, const placement_request&) { return placement{}; },
-      [](finished_atom, const std::string&) {},
+      [](placed_request_ended_atom, const std::string&) {},
       [self, part](members_atom) {
         auto asked = self->make_response_promise<membership>();
         part.shows(asked);

@@ -254,7 +254,7 @@ bool mapped_link::on_ready(std::uint64_t key, std::uint32_t /*events*/) {
       }
       on_doorbell();
       on_poll({});
-      settle();
+      retire_when_quiescent();
       return true;
     }
     case death_key: {
@@ -290,12 +290,12 @@ void mapped_link::on_timer(std::uint64_t key, steady_time /*now*/) {
       if (state_ == link_phase::up) tell_gone_regions();
       return;
     }
-    case settle_timer: {
+    case retire_timer: {
       const std::lock_guard lock{mutex_};
-      settle_timer_set_ = false;
+      retire_timer_set_ = false;
     }
       attend();
-      settle();
+      retire_when_quiescent();
       return;
   }
 }
@@ -347,7 +347,7 @@ void mapped_link::break_link(troupe::error why, bool peer_is_dead) {
     collect_quiescent();
   }
   sink_.deliver();
-  settle();
+  retire_when_quiescent();
 }
 
 /// Under the lock: makes the peer break the link as well, also while it is still connecting. If its
@@ -390,17 +390,17 @@ void mapped_link::close() {
     collect_quiescent();
   }
   sink_.deliver();
-  settle();
+  retire_when_quiescent();
 }
 
 /// Unregisters from the engine and closes every descriptor once a broken or closed link is
 /// quiescent on both sides.
-void mapped_link::settle() {
+void mapped_link::retire_when_quiescent() {
   {
     const std::lock_guard control_lock{control_mutex_};
     const std::lock_guard lock{mutex_};
-    if (settled_ || (state_ != link_phase::broken && state_ != link_phase::closed)) return;
-    // After it has settled, no round runs any more: answer a fence that came during the last copy
+    if (retired_ || (state_ != link_phase::broken && state_ != link_phase::closed)) return;
+    // After it has retired, no round runs any more: answer a fence that came during the last copy
     // now.
     collect_quiescent();
     let_go();
@@ -411,13 +411,13 @@ void mapped_link::settle() {
 /// Under both locks.
 void mapped_link::let_go() {
   if (running_ != 0 || (slots_ && slots_->any_draining()) || touches_any()) {
-    if (!std::exchange(settle_timer_set_, true)) {
+    if (!std::exchange(retire_timer_set_, true)) {
       engine_.call_at(std::chrono::steady_clock::now() + std::chrono::milliseconds{20},
-                      shared_from_this(), settle_timer);
+                      shared_from_this(), retire_timer);
     }
     return;
   }
-  settled_ = true;
+  retired_ = true;
   listener_->forget(secret_);
   for (auto* watch : {&socket_watch_, &doorbell_watch_, &death_watch_}) {
     if (*watch) engine_.unwatch(**watch);

@@ -40,7 +40,7 @@ namespace troupe::transport::shm {
 /// | any        | close                                     | closed     |
 ///
 /// A broken or closed end revokes all its grants. Once none of its own copies runs and the peer is
-/// in none of its slots (`settled_`), it closes its descriptors, which tells the peer that it will
+/// in none of its slots (`retired_`), it closes its descriptors, which tells the peer that it will
 /// never touch the peer's memory again.
 ///
 /// Locks: `control_mutex_` (held to read the socket) before `mutex_` (all other state). Neither is
@@ -139,7 +139,7 @@ class mapped_link : public link,
   enum timer_key : std::uint64_t {
     deadline_timer = 1,
     dial_timer,
-    settle_timer,
+    retire_timer,
     leaf_timer,
     gone_timer
   };
@@ -189,7 +189,7 @@ class mapped_link : public link,
   bool cancel_jobs(const troupe::error& why, std::optional<transfer_id> transfer = {});
   void end_everything(const troupe::error& why);
   void collect_quiescent();
-  void settle();
+  void retire_when_quiescent();
   void let_go();
   void say_bye();
   /// Ends the link once the peer's last frames are delivered; at once if it is not up.
@@ -221,8 +221,8 @@ class mapped_link : public link,
   link_phase state_{link_phase::opened};
   std::optional<troupe::error> why_broken_;
   bool broken_event_due_{false};  ///< `on_broken` waits for running copies
-  bool settled_{false};
-  bool settle_timer_set_{false};
+  bool retired_{false};
+  bool retire_timer_set_{false};
   bool gone_timer_set_{false};
   std::optional<shm_offer> peer_offer_;
   std::optional<dial_in> parked_;  ///< a dialer that arrived before our `connect`

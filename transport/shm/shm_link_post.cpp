@@ -186,7 +186,7 @@ result<void> shm_link::run_inline(const std::shared_ptr<copy_job>& job) {
     last_of_broken = state_ != link_phase::up;
   }
   sink_.deliver();
-  if (last_of_broken) settle();
+  if (last_of_broken) retire_when_quiescent();
   return {};
 }
 
@@ -227,7 +227,7 @@ bool shm_link::advance() {
   slicing_.store(false, std::memory_order_release);
   if (ended) {
     sink_.deliver();
-    if (!up_.load(std::memory_order_acquire)) settle();
+    if (!up_.load(std::memory_order_acquire)) retire_when_quiescent();
   }
   return job != nullptr;
 }

@@ -93,7 +93,7 @@ bool staged_link::move_chunks() {
   if (now.nonsense) break_link(std::move(*now.nonsense), false);
   // An ended copy may complete a fence, and a thread that posts does not call `attend` otherwise.
   if (now.worked && attention_.load(std::memory_order_acquire)) attend();
-  if (now.worked && !up_.load(std::memory_order_acquire)) settle();
+  if (now.worked && !up_.load(std::memory_order_acquire)) retire_when_quiescent();
   return now.worked;
 }
 

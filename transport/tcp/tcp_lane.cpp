@@ -365,15 +365,15 @@ void tcp_lane::hold(std::shared_ptr<staging::copy_group> until,
   held_.push_back({std::move(until), std::move(then)});
 }
 
-result<bool> tcp_lane::settle() {
-  bool settled = false;
+result<bool> tcp_lane::finish_held_copies() {
+  bool worked = false;
   while (!held_.empty() && ended(held_.front().until)) {
     const auto then = std::move(held_.front().then);
     held_.pop_front();
     if (auto ok = then(); !ok) return fail(std::move(ok).error());
-    settled = true;
+    worked = true;
   }
-  return settled;
+  return worked;
 }
 
 }  // namespace troupe::transport::tcp

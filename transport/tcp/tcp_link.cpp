@@ -262,17 +262,17 @@ bool tcp_link::receive(tcp_lane& lane) {
   const bool last_words =
       &lane == lanes_[0].get() && ending_.load(std::memory_order_acquire) == ending::until_empty;
   const auto before = lane.rx().payload_received();
-  auto settled = lane.settle();
+  auto finished = lane.finish_held_copies();
   auto outcome = lane_receiver::outcome::failed;
-  const bool reads = settled && !lane.holds_much();
-  if (settled) outcome = reads ? lane.rx().run(receive_budget) : lane_receiver::outcome::nothing;
+  const bool reads = finished && !lane.holds_much();
+  if (finished) outcome = reads ? lane.rx().run(receive_budget) : lane_receiver::outcome::nothing;
   bytes_in_.fetch_add(lane.rx().payload_received() - before, std::memory_order_relaxed);
   const bool emptied = reads && lane.rx().emptied();
   const bool flush_now = lane.must_flush();
   if (lane.defers()) deferred_.store(true, std::memory_order_relaxed);
   std::optional<troupe::error> why;
-  if (!settled) {
-    why = settled.error();
+  if (!finished) {
+    why = finished.error();
   } else if (outcome == lane_receiver::outcome::failed) {
     why = lane.rx().error();
   } else if (outcome == lane_receiver::outcome::ended) {
@@ -298,7 +298,7 @@ bool tcp_link::receive(tcp_lane& lane) {
     end_now();
     return true;
   }
-  if (outcome == lane_receiver::outcome::nothing) return *settled;
+  if (outcome == lane_receiver::outcome::nothing) return *finished;
   touch();
   return true;
 }

@@ -61,7 +61,7 @@ class tcp_lane final : public frame_handler {
   [[nodiscard]] bool holds_much() const noexcept { return held_.size() >= max_held; }
   /// Handles, in order, the frame ends that waited for copies that have now ended. Returns whether
   /// there were any.
-  [[nodiscard]] result<bool> settle();
+  [[nodiscard]] result<bool> finish_held_copies();
   /// The stage for a write from GPU memory on this lane.
   [[nodiscard]] std::unique_ptr<outgoing_stage> stage_for_write() const;
 

@@ -296,7 +296,7 @@ bool xgmi_link::advance() {
   if (ended) {
     sink_.deliver();
     if (lost) break_link(std::move(*lost), false);
-    if (!up_.load(std::memory_order_acquire)) settle();
+    if (!up_.load(std::memory_order_acquire)) retire_when_quiescent();
   }
   return copied || ended || started;
 }

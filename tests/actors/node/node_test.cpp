@@ -210,7 +210,7 @@ supervisor_actor::behavior_type scripted_supervisor(supervisor_actor::pointer se
       },
       [](leave_atom, const std::string&, std::uint64_t) {},
       [](place_atom, const placement_request&) { return placement{}; },
-      [ear](finished_atom, const std::string& request) {
+      [ear](placed_request_ended_atom, const std::string& request) {
         const std::lock_guard lock{ear->mutex};
         ear->ended.push_back(request);
       },
@@ -254,8 +254,8 @@ TEST_F(lone_node, tells_the_ends_of_placed_requests_once_it_has_a_supervisor) {
   context->settings.supervisor_host = "127.0.0.1";
   context->settings.supervisor_port = *port;
   start([&] {
-    caf::anon_send(actor, node_command{placed_ended{"first"}});
-    caf::anon_send(actor, node_command{placed_ended{"second"}});
+    caf::anon_send(actor, node_command{placed_request_ended{"first"}});
+    caf::anon_send(actor, node_command{placed_request_ended{"second"}});
   });
   ASSERT_TRUE(comes_true([&] {
     const std::lock_guard lock{ear->mutex};
