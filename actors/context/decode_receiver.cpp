@@ -34,12 +34,14 @@ result<void> adopt_offer(transfer_context& basis, transfer_offer& offer) {
 }  // namespace
 
 decode_receiver::decode_receiver(decode_receiver_options options)
-    : session_shell{"receiver"}, options_{std::move(options)} {}
+    : session_shell{"receiver", std::move(options.basis)},
+      request_{std::move(options.request)},
+      deadline_{options.deadline},
+      park_until_{options.park_until} {}
 
 session_actions decode_receiver::start() {
-  basis_ = std::move(options_.basis);
   const auto& geometry = *basis_.geometry;
-  auto request = std::move(options_.request);
+  auto request = std::move(request_);
   if (!geometry.moves_anything()) request.token_begin = request.token_end;
   basis_.tokens = {request.token_begin, request.token_end};
   // In read mode the prefill side writes nothing and needs no destination.
@@ -48,7 +50,7 @@ session_actions decode_receiver::start() {
   machine.layers = geometry.layers();
   machine.layers_per_batch = layers_per_batch(geometry, request.token_end - request.token_begin);
   machine.has_state = geometry.has_state();
-  machine.deadline = options_.deadline;
+  machine.deadline = deadline_;
   machine_.emplace(machine, std::move(request));
   return machine_->start();
 }
@@ -67,9 +69,9 @@ result<say> decode_receiver::prepare_message(send_message& order) {
   const auto left_until = [now = around_->now()](time_point then) {
     return std::chrono::duration_cast<std::chrono::milliseconds>(then - now);
   };
-  request->deadline_ms = whole_ms(left_until(options_.deadline));
-  if (options_.park_until) {
-    const auto left = left_until(*options_.park_until);
+  request->deadline_ms = whole_ms(left_until(deadline_));
+  if (park_until_) {
+    const auto left = left_until(*park_until_);
     request->park_ms = left.count() > 0 ? whole_ms(left) : 0;
   }
   if (request->mode != transfer_mode::write || request->token_begin >= request->token_end) {

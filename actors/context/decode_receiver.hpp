@@ -32,7 +32,9 @@ class decode_receiver final : public session_shell<receive_session> {
   session_actions whole() override;
   session_actions given_up(abort_session& abort) override;
 
-  decode_receiver_options options_;  ///< without `basis` and `request` once it has begun
+  transfer_request request_;  ///< until it begins
+  const time_point deadline_;
+  const std::optional<time_point> park_until_;
 };
 
 }  // namespace troupe::actors

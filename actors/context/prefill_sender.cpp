@@ -30,21 +30,25 @@ result<void> adopt_destination(transfer_context& basis, transfer_request& reques
 }
 
 prefill_sender::prefill_sender(prefill_sender_options options)
-    : session_shell{"sender"}, options_{std::move(options)} {}
+    : session_shell{"sender", std::move(options.basis)},
+      request_{std::move(options.request)},
+      ready_{std::move(options.ready)},
+      sealed_tokens_{options.sealed_tokens},
+      aux_{std::move(options.aux)},
+      deadline_{options.deadline} {}
 
 session_actions prefill_sender::start() {
-  auto with = std::move(options_);
-  basis_ = std::move(with.basis);
+  const auto request = std::move(request_);
+  const auto ready = std::move(ready_);
   const auto& geometry = *basis_.geometry;
   send_session::options machine;
   machine.layers = geometry.layers();
-  machine.layers_per_batch =
-      layers_per_batch(geometry, with.request.token_end - with.request.token_begin);
+  machine.layers_per_batch = layers_per_batch(geometry, request.token_end - request.token_begin);
   machine.has_state = geometry.has_state();
-  machine.deadline = with.deadline;
+  machine.deadline = deadline_;
   machine.tokens_at_once = geometry.tokens_at_once();
   machine_.emplace(std::move(machine));
-  return machine_->start(with.request, with.ready, with.sealed_tokens, std::move(with.aux));
+  return machine_->start(request, ready, sealed_tokens_, std::move(aux_));
 }
 
 planned_batch prefill_sender::plan(post_slice& post) {

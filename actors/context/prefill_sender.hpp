@@ -38,7 +38,12 @@ class prefill_sender final : public session_shell<send_session> {
   session_actions grew(source_progress& more) override;
   session_actions complete(source_sealed& seal) override;
 
-  prefill_sender_options options_;  ///< until it begins
+  // until it begins
+  transfer_request request_;
+  std::vector<std::uint32_t> ready_;
+  std::optional<std::uint32_t> sealed_tokens_;
+  std::vector<std::byte> aux_;
+  time_point deadline_;
 };
 
 }  // namespace troupe::actors

@@ -29,8 +29,9 @@ class session_surroundings {
   virtual void finish() = 0;
 };
 
-/// What works for one transfer, one keyed value of another node or one word to a source: told of
-/// events one at a time, it asks its surroundings for what it needs.
+/// What works for one side of a transfer, for one keyed value (asked of a peer, or served to one), or
+/// for one word to a source. It is told of events one at a time, and asks its surroundings for what
+/// it needs.
 class session {
  public:
   session() = default;

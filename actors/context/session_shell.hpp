@@ -111,7 +111,6 @@ class session_shell : public session {
   void begin(session_surroundings& around) final {
     around_ = &around;
     auto first = start();
-    basis_.started = around.now();
     ask_link(around, basis_.link, attach_session{basis_.transfer, around.this_session()});
     carry_out(std::move(first));
   }
@@ -133,7 +132,8 @@ class session_shell : public session {
   }
 
  protected:
-  explicit session_shell(std::string_view log_name) : log_name_{log_name} {}
+  session_shell(std::string_view log_name, transfer_context basis)
+      : basis_{std::move(basis)}, log_name_{log_name} {}
 
   session_surroundings* around_{nullptr};
   transfer_context basis_;
@@ -142,7 +142,7 @@ class session_shell : public session {
  private:
   // -- one side's part
 
-  /// Fills in `basis_` and `machine_`. Returns the machine's first actions.
+  /// Makes `machine_`. Returns its first actions.
   virtual session_actions start() = 0;
   virtual planned_batch plan(post_slice& post) = 0;
   virtual result<say> prepare_message(send_message& order) {

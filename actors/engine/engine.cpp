@@ -483,8 +483,8 @@ class node_engine final : public engine {
     return worked;
   }
 
-  /// Hands an order to the runner, to be carried out by a thread of ours, or in `poll` if the engine
-  /// polls. For orders that may copy bytes: the caller computes meanwhile.
+  /// Hands an order to the runner, to be carried out by a thread of ours, or in `poll` if the
+  /// engine polls. For orders that may copy bytes: the caller computes meanwhile.
   void command(engine_command order) {
     if (polling_) {
       command_here(std::move(order));

@@ -142,7 +142,7 @@ void peer_link::on_link_came_up() {
 }
 
 void peer_link::on_session_message(session_message message) {
-  // Sessions were told that the link is lost, and the runner that it is gone: no message may follow.
+  // Sessions were told that the link is lost, the runner that it is gone: no message may follow.
   if (phase_ == phase::ending) return;
   const auto route = route_of(message);
   // The peer repeats a request that has ended here: its last word was lost with the former link.

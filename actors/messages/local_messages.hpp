@@ -28,7 +28,7 @@
 
 namespace troupe::actors {
 
-// -- to the actor of one transfer
+// -- to the actor of one session
 
 /// link -> session, or runner where the link's actor has ended: the requested fence holds.
 struct transfer_fenced {};
@@ -60,7 +60,7 @@ struct session_event {
       what;
 };
 
-/// prefill_sender and decode_receiver.
+/// Serves one `session`: a side of a transfer, a keyed value, or a word to a source.
 using session_actor = caf::typed_actor<
     // link, runner -> session
     caf::reacts_to<session_event>>;

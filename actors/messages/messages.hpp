@@ -58,7 +58,7 @@ using supervisor_actor = caf::typed_actor<
 // `session_actor` and `link_actor` stand in local_messages.hpp, since the messages carry their
 // handles.
 
-/// Runs every operation of the engine; one per node. Spawns senders and receivers.
+/// Runs every operation of the engine; one per node. Begins the sessions that work for them.
 using runner_actor = caf::typed_actor<
     // engine -> runner: begin or steer an operation
     caf::reacts_to<engine_command>,

@@ -46,7 +46,8 @@ struct report_in_progress;
 ///   registered    the engine has recovered        unregistered  registers again without failure
 ///   any           drain_order                     the same      still takes on what comes;
 ///                                                               `node_drain` has its own table
-///   any           its runner or pool manager crashed  over        tells the supervisor why, closes its
+///   any           its runner or pool manager      over          tells the supervisor why, closes its
+///                 crashed
 ///                                                               links, fails placements and calls
 ///   any           stop_node                       -             leaves, closes links, quits
 class node_core {

@@ -17,8 +17,8 @@ namespace troupe::actors {
 /// `what_happened` is the beginning of a sentence. Any thread.
 void end_node(node_context& context, const std::string& what_happened);
 
-/// The runner, the pool manager and the node's actor hold the state of the engine's operations; none
-/// of them can be replaced without losing those. If `actor` crashes, ends the node (`end_node`).
+/// The runner, the pool manager and the node's actor hold the state of the engine's operations;
+/// none of them can be replaced without losing those. If `actor` crashes, ends the node (`end_node`).
 /// `what` names the actor in messages. Any thread.
 void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& actor,
                      std::string what);

@@ -19,7 +19,7 @@
 namespace troupe::actors {
 
 /// One request that a prefill engine offers: how far it is computed, and how many decode ranks have
-/// taken it. Clockless; the runner owns it and spawns a sender per decode rank.
+/// taken it. Clockless; the runner owns it and begins a session per decode rank.
 ///
 /// It is done when as many ranks as it is meant for have released it: all of one replica, unless
 /// `send_spec::consumers` counts those of several. A rank that is lost or fails, before or after it

@@ -211,7 +211,7 @@ void operation_runner::on_stop_runner() {
     refuse_request(one.link, one.request.transfer, why);
     return true;
   });
-  // No lease is left, so cancel the timer: a pending one would keep this actor alive.
+  // No lease is left, so cancel the timer: a pending one would keep the runner's actor alive.
   if (lease_beat_) forget_deadline(*lease_beat_, timer::leases, 0);
   lease_beat_.reset();
   context_->counters.runner_stops.store(true);

@@ -153,7 +153,7 @@ class operation_runner {
   void deadline_passed(timer what, std::uint64_t id);
   void count_as_crashed(live_session& session);
 
-  // -- shared (port_sessions.cpp)
+  // -- shared (runner_sessions.cpp)
 
   [[nodiscard]] time_point deadline_after(std::chrono::milliseconds wanted) const;
   void forget_deadline(time_point when, timer what, std::uint64_t id);
@@ -190,7 +190,7 @@ class operation_runner {
   /// Unpins blocks that the operation pinned; that cannot fail while the bookkeeping is right.
   void unpin_blocks(const std::string& request, std::span<const block_id> blocks);
 
-  // -- sources, prefill side (port_sources.cpp)
+  // -- sources, prefill side (runner_sources.cpp)
 
   void on_start_send(start_send& order);
   void on_send_grew(send_grew& order);
@@ -237,7 +237,7 @@ class operation_runner {
   parked_requests::iterator drop_parked_at(parked_requests::iterator of,
                                            const std::function<bool(const parked_request&)>& gone);
 
-  // -- receives, decode side (port_receives.cpp)
+  // -- receives, decode side (runner_receives.cpp)
 
   void on_start_receive(start_receive& order);
   void on_open_when_complete(open_when_complete& order);
@@ -259,7 +259,7 @@ class operation_runner {
   std::optional<troupe::error> void_placement(const receive_spec& spec) const;
   void begin_moving(operation_id operation);
 
-  // -- words to sources without a receive, both sides (port_words.cpp)
+  // -- words to sources without a receive, both sides (runner_words.cpp)
 
   void on_start_word(start_word& order);
   void start_word_to(operation_id operation, const link_handle& link);
@@ -286,7 +286,7 @@ class operation_runner {
   std::optional<std::string> other_taker(const source& src, const std::string& peer) const;
   std::optional<std::string> other_asker(const std::string& request, const std::string& peer) const;
 
-  // -- leases (port_leases.cpp)
+  // -- leases (runner_leases.cpp)
 
   void on_membership_changed(membership_changed& news);
   void on_heartbeat_answered(heartbeat_answered& news);
@@ -298,7 +298,7 @@ class operation_runner {
   void reclaim(operation_id operation, source& src, const cache_leases::lapse& over);
   void source_lapses(operation_id operation, source& src, const cache_leases::lapse& over);
 
-  // -- keyed values (port_values.cpp)
+  // -- keyed values (runner_values.cpp)
 
   void on_start_value(start_value& order);
   void on_value_concluded(value_concluded& outcome);

@@ -19,8 +19,8 @@ namespace troupe::actors {
 
 namespace operations {
 
-/// Serves the runner with CAF. What the runner asks for becomes messages, timers and actors; messages
-/// and the ends of timers and actors become calls of the runner.
+/// Serves the runner with CAF. What the runner asks for becomes messages, timers and actors;
+/// messages and the ends of timers and actors become calls of the runner.
 class runner_actor_state final : public runner_surroundings {
  public:
   using self_pointer = runner_actor::stateful_pointer<runner_slot>;
@@ -51,7 +51,7 @@ class runner_actor_state final : public runner_surroundings {
     self_->system().spawn(
         [](caf::event_based_actor* worker, const runner_actor& runner,
            const std::function<runner_event()>& what) { worker->send(runner, what()); },
-        this_port(), std::move(work));
+        this_runner(), std::move(work));
   }
   void connect(connect_operations& to) override {
     node_ = std::move(to.node);
@@ -84,10 +84,10 @@ class runner_actor_state final : public runner_surroundings {
   }
 
  private:
-  [[nodiscard]] runner_actor this_port() const { return caf::actor_cast<runner_actor>(self_); }
+  [[nodiscard]] runner_actor this_runner() const { return caf::actor_cast<runner_actor>(self_); }
   [[nodiscard]] session_options options_for(const link_handle& link,
                                             std::unique_ptr<session> made) const {
-    return {std::move(made), link.actor, this_port(), pool_};
+    return {std::move(made), link.actor, this_runner(), pool_};
   }
   session_actor watched(transfer_id transfer, session_actor made) {
     self_->monitor(made);

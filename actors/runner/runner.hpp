@@ -11,7 +11,7 @@ namespace operations {
 class runner_actor_state;
 }
 
-/// The state of the runner's actor, which serves a `operations::operation_runner`.
+/// The state of the runner's actor, which serves an `operations::operation_runner`.
 struct runner_slot {
   std::unique_ptr<operations::runner_actor_state> runner;
 

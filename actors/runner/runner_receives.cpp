@@ -164,6 +164,7 @@ void operation_runner::start_receiver(operation_id operation, std::size_t index,
   const auto& layout = *context_->layout;
   decode_receiver_options options;
   options.basis.context = context_;
+  options.basis.started = around_.now();
   options.basis.link = link;
   options.basis.geometry = *mapping;
   options.basis.transfer = *rank.transfer;

@@ -196,6 +196,7 @@ void operation_runner::start_sender(operation_id operation, const link_handle& l
   }
   prefill_sender_options options;
   options.basis.context = context_;
+  options.basis.started = around_.now();
   options.basis.link = link;
   options.basis.geometry = *mapping;
   options.basis.transfer = transfer;

@@ -29,7 +29,8 @@ class runner_surroundings {
   virtual void wake_after(std::chrono::nanoseconds pause) = 0;
   /// Comes back to `operation_runner::handle`, behind what is on its way already.
   virtual void tell_itself(runner_event event) = 0;
-  /// Does the work elsewhere, and brings its result to `operation_runner::handle`.
+  /// Does the work on another thread than this one, which may be the engine's, and brings its
+  /// result to `operation_runner::handle`.
   virtual void do_elsewhere(std::function<runner_event()> work) = 0;
 
   // -- the other actors of the node
@@ -48,7 +49,8 @@ class runner_surroundings {
   /// crashes, `operation_runner::on_session_crashed` tells of it.
   virtual session_actor begin_session(transfer_id transfer, const link_handle& link,
                                       std::unique_ptr<session> made) = 0;
-  /// Same, on a thread of its own choice: the session copies much when it begins.
+  /// Same, but it begins on another thread than this one, which may be the engine's: the session
+  /// copies much then.
   virtual session_actor begin_session_elsewhere(transfer_id transfer, const link_handle& link,
                                                 std::unique_ptr<session> made) = 0;
   virtual void tell_session(transfer_id transfer, const session_actor& to, session_event event) = 0;

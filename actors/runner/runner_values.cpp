@@ -66,7 +66,7 @@ void operation_runner::start_client(waiting_value value, const link_handle& link
   const bool copies = must_copy(value.order, link);
   auto made = std::make_unique<value_client>(
       value_client_options{context_, link, transfer, std::move(value.order)});
-  // The engine computes meanwhile.
+  // Not on the thread that runs this, which may be the engine's: the engine computes meanwhile.
   auto client = copies ? around_.begin_session_elsewhere(transfer, link, std::move(made))
                        : around_.begin_session(transfer, link, std::move(made));
   value_clients_.emplace(operation, transfer);

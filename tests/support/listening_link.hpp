@@ -62,7 +62,7 @@ inline layout_ptr small_layout(std::uint32_t rank = 0, std::uint32_t ranks = 1) 
   return std::make_shared<const kvcache::cache_layout>(kvcache::make_layout(shape, {}).value());
 }
 
-class listened_port : public ::testing::Test {
+class listened_runner : public ::testing::Test {
  protected:
   actor_host host;
   context_ptr context = context_of("here-0");

@@ -87,7 +87,7 @@ TEST_F(essential_actor, that_is_told_to_end_is_no_crash) {
   EXPECT_EQ(context->registration.wait(0ms)->code, errc::deadline);
 }
 
-TEST(node_whose_port_crashed, tells_the_supervisor_why_and_refuses_links) {
+TEST(node_whose_runner_crashed, tells_the_supervisor_why_and_refuses_links) {
   actor_host boss, here;
   const auto beats = std::make_shared<inbox<heartbeat>>();
   supervisor_part part;

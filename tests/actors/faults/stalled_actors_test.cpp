@@ -79,17 +79,18 @@ class stalled_actors : public ::testing::TestWithParam<transport::backend_kind> 
 TEST_P(stalled_actors, are_no_silent_peer) {
   const auto theirs = furnished("prefill-0", life);
   const auto ours = furnished("decode-0", 7);
-  const auto their_port =
+  const auto their_runner =
       there.system().spawn(remembering_runner, std::make_shared<inbox<link_handle>>());
-  there.own(their_port);
+  there.own(their_runner);
   const auto port_number =
-      there.publish(there.system().spawn(accepting, theirs, their_port), "127.0.0.1", 0);
+      there.publish(there.system().spawn(accepting, theirs, their_runner), "127.0.0.1", 0);
   ASSERT_TRUE(port_number) << to_string(port_number.error());
-  const auto our_port = here.system().spawn(remembering_runner, ready);
-  here.own(our_port);
+  const auto our_runner = here.system().spawn(remembering_runner, ready);
+  here.own(our_runner);
   const auto link = here.system().spawn(
-      link_behavior, link_options{ours, our_port, request_of("prefill-0", life, *port_number).node,
-                                  transport::link_role::initiator});
+      link_behavior,
+      link_options{ours, our_runner, request_of("prefill-0", life, *port_number).node,
+                   transport::link_role::initiator});
   here.own(link);
   ASSERT_TRUE(ready->at(0)) << "the link does not come up";
   const auto session = here.system().spawn(waiting, heard);

@@ -132,7 +132,7 @@ link_actor::behavior_type deaf_link(link_actor::pointer, inbox_ptr<transfer_id> 
   };
 }
 
-class port_of_a_node : public ::testing::Test {
+class runner_of_a_node : public ::testing::Test {
  protected:
   actor_host host;
   context_ptr context = context_of("decode-0");
@@ -177,7 +177,7 @@ class port_of_a_node : public ::testing::Test {
   }
 };
 
-TEST_F(port_of_a_node, whose_link_has_crashed_asks_for_another_one) {
+TEST_F(runner_of_a_node, whose_link_has_crashed_asks_for_another_one) {
   const auto link = up(5);
   const auto first = query();
   ASSERT_TRUE(attached->at(0));
@@ -194,7 +194,7 @@ TEST_F(port_of_a_node, whose_link_has_crashed_asks_for_another_one) {
   EXPECT_TRUE(attached->at(1)) << "what waited is done over the next link";
 }
 
-TEST_F(port_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
+TEST_F(runner_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
   context->settings.default_deadline =
       10 * troupe::testing::wait_limit;  // must not end anything here
   const auto link = up(5);
@@ -217,7 +217,7 @@ TEST_F(port_of_a_node, begins_nothing_over_a_link_whose_peer_has_left) {
   EXPECT_TRUE(context->operations.end(second)) << "it has ended";
 }
 
-TEST_F(port_of_a_node,
+TEST_F(runner_of_a_node,
        whose_dial_is_overtaken_by_its_peers_does_not_take_its_end_for_the_next_ones) {
   context->settings.default_deadline = 10 * troupe::testing::wait_limit;
   static_cast<void>(query());
@@ -248,7 +248,7 @@ TEST_F(port_of_a_node,
   EXPECT_TRUE(context->operations.end(waits)) << "it has ended";
 }
 
-TEST_F(port_of_a_node, watches_a_link_once_however_often_that_is_made_again) {
+TEST_F(runner_of_a_node, watches_a_link_once_however_often_that_is_made_again) {
   const auto link = up(5);
   for (std::uint64_t epoch = 2; epoch < 6; ++epoch) say_up(link, 5, epoch);
   static_cast<void>(query());

@@ -182,7 +182,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// A peer, rank 1 of 2 by the deployment, whose layout or requests name another rank.
-class confused_peer : public listened_port {
+class confused_peer : public listened_runner {
  protected:
   /// The peer requests the offered source over its first link with that layout. Expects a refusal
   /// with these words.
@@ -231,7 +231,7 @@ TEST_F(confused_peer, whose_layers_are_those_of_another_part_is_refused) {
 }
 
 /// A peer that requests a source more often than allowed, or whose part in it fails.
-class asking_peer : public listened_port {
+class asking_peer : public listened_runner {
  protected:
   operation_id source;
 

@@ -10,7 +10,7 @@
 namespace troupe::actors::testing {
 namespace {
 
-class request_bounds : public listened_port {
+class request_bounds : public listened_runner {
  protected:
   void SetUp() override {
     context->layout = small_layout();

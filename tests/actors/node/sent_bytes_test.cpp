@@ -12,7 +12,7 @@ constexpr std::uint32_t tokens = 16;
 /// Two layers, K and V, two heads of eight elements of two bytes.
 constexpr std::uint64_t bytes_of_all = tokens * 2U * 2U * 2U * 8U * 2U;
 
-class sent_bytes : public listened_port {
+class sent_bytes : public listened_runner {
  protected:
   session_actor session;
 

@@ -11,7 +11,7 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-class told_deadline : public listened_port {
+class told_deadline : public listened_runner {
  protected:
   void SetUp() override {
     context->layout = small_layout();

@@ -14,7 +14,7 @@ namespace {
 using troupe::testing::wait_limit;
 
 /// A receive from two ranks that needs only their seals, since the prefix covers all tokens.
-class receive_of_two : public listened_port {
+class receive_of_two : public listened_runner {
  protected:
   /// By rank: messages to different ranks are not ordered.
   const std::vector<std::shared_ptr<heard_words>> heard_by{heard, std::make_shared<heard_words>()};
@@ -116,7 +116,7 @@ asked_actor::behavior_type deaf(asked_actor::pointer) {
 }
 
 /// A receive from two sources. The test decides when the link with the second one comes.
-class receive_as_links_come : public listened_port {
+class receive_as_links_come : public listened_runner {
  protected:
   static layout_ptr part(std::uint32_t first, std::uint32_t end) {
     kvcache::cache_shape shape;

@@ -41,7 +41,7 @@ struct talker {
 };
 using talker_ptr = std::shared_ptr<talker>;
 
-struct port {
+struct runner {
   end_ptr ready;  ///< the link that new transfers use; null: none
   std::uint64_t ready_epoch{0};
   std::map<transfer_id, talker_ptr> talkers;
@@ -69,8 +69,8 @@ class world final : public faulty_nodes {
   void refused() override { ++told_.refused; }
   // -- links
   void dial();
-  [[nodiscard]] port* port_of(const node_ptr& at) {
-    return is_latest(at) ? &ports_[side_of(*at)] : nullptr;
+  [[nodiscard]] runner* runner_of(const node_ptr& at) {
+    return is_latest(at) ? &runners_[side_of(*at)] : nullptr;
   }
   // -- transfers
   void next_transfer();
@@ -97,12 +97,12 @@ class world final : public faulty_nodes {
 
   report told_;
   std::set<std::pair<std::uint64_t, transfer_id>> fenced_;  ///< by the process's incarnation
-  std::array<port, 2> ports_;
+  std::array<runner, 2> runners_;
   std::uint64_t transfers_{0};
 };
 
 void world::started(side which) {
-  ports_[which] = port{};
+  runners_[which] = runner{};
   time_.after(wires_.between(milliseconds{1}, milliseconds{500}), [this] { dial(); });
 }
 
@@ -119,7 +119,7 @@ void world::dial() {
   const auto at = this->at(decode), peer = this->at(prefill);
   if (!at->alive || !peer->alive || leaves(decode)) return;
   const auto same = [&](const end_ptr& end) {
-    return end->peer() == peer && !ports_[decode].gone.contains(end->id());
+    return end->peer() == peer && !runners_[decode].gone.contains(end->id());
   };
   if (std::ranges::any_of(at->ends, same)) return;
   faulty_nodes::dial(at, peer, links() + 1);
@@ -135,7 +135,7 @@ end_ptr world::make_acceptor(const node_ptr& at, const link_request& request) {
 }
 
 void world::to_runner(const end_ptr& of, runner_event event) {
-  auto* here = port_of(of->at());
+  auto* here = runner_of(of->at());
   if (here == nullptr) return;
   require(!here->gone.contains(of->id()), "a link speaks to the runner after it was told gone");
   if (const auto* ready = std::get_if<link_ready>(&event.what)) {
@@ -195,7 +195,7 @@ void world::next_transfer() {
 }
 
 void world::begin_transfer(bool must_arrive) {
-  auto& here = ports_[decode];
+  auto& here = runners_[decode];
   if (!here.ready) {
     require(!must_arrive, "no link is up long after the last fault");
     return;
@@ -238,7 +238,7 @@ void world::order(const talker_ptr& who, link_command what) {
 
 /// As the runner does for sessions that the link's actor never knew: nothing was granted for them.
 void world::ended(const end_ptr& of) {
-  auto* here = port_of(of->at());
+  auto* here = runner_of(of->at());
   if (here == nullptr) return;
   for (const auto& [transfer, who] : std::map{here->talkers}) {
     if (who->end != of) continue;
@@ -279,7 +279,7 @@ void world::serve(const talker_ptr& who, const transfer_request& request) {
 void world::hear(const talker_ptr& who, const session_message& message) {
   note(who, "hears " + std::string{type_name(message)});
   require(!who->lost, "a session hears its peer after it was told that the link is lost");
-  if (is_final_message(message)) ports_[who->role].ended.insert(who->transfer);
+  if (is_final_message(message)) runners_[who->role].ended.insert(who->transfer);
   if (who->ending) return;
   if (is_final_message(message)) return let_go(who);
   if (who->role == prefill) {
@@ -314,7 +314,7 @@ void world::conclude(const talker_ptr& who) {
   fenced_.emplace(who->end->at()->incarnation, who->transfer);
   who->over = true;
   order(who, {detach_session{who->transfer}});
-  if (auto* here = port_of(who->end->at())) here->talkers.erase(who->transfer);
+  if (auto* here = runner_of(who->end->at())) here->talkers.erase(who->transfer);
   if (who->role == prefill) return;
   ++(who->whole ? told_.moved : told_.given_up);
   require(who->whole || !who->must_arrive,
@@ -322,7 +322,7 @@ void world::conclude(const talker_ptr& who) {
 }
 
 void world::to_session(const end_ptr& of, transfer_id transfer, session_event event) {
-  auto* here = port_of(of->at());
+  auto* here = runner_of(of->at());
   if (here == nullptr) return;
   const auto found = here->talkers.find(transfer);
   if (found == here->talkers.end() || found->second->end != of) return;
@@ -351,7 +351,7 @@ void world::to_session(const end_ptr& of, transfer_id transfer, session_event ev
 
 void world::check_calm() {
   for (const auto which : {decode, prefill}) {
-    const auto& here = ports_[which];
+    const auto& here = runners_[which];
     const auto& node = at(which);
     for (const auto& [transfer, who] : here.talkers) {
       violate("transfer " + std::to_string(transfer.value) + " is live long after its end");
@@ -371,7 +371,7 @@ void world::check_calm() {
 /// In a while all transfers of a link that was made again have heard of it.
 void world::check_told_of(const end_ptr& of, std::uint64_t epoch) {
   time_.after(while_awake, [this, of, epoch] {
-    auto* here = port_of(of->at());
+    auto* here = runner_of(of->at());
     if (here == nullptr || !of->at()->alive || of->finished() || here->epochs[of->id()] != epoch) {
       return;
     }
@@ -387,7 +387,7 @@ void world::check_told_of(const end_ptr& of, std::uint64_t epoch) {
 
 /// Breaks the idle wire for the end that waits to be dialled: the other one must hear of it.
 void world::break_unseen() {
-  const auto acceptor = ports_[prefill].ready, dialler = ports_[decode].ready;
+  const auto acceptor = runners_[prefill].ready, dialler = runners_[decode].ready;
   for (const auto& hit : wires_up()) {
     const auto peer = hit->peer();
     if (!peer || hit->role() != transport::link_role::acceptor) continue;
@@ -396,7 +396,7 @@ void world::break_unseen() {
   }
   const auto before = told_.rebuilds;
   time_.after(soon, [this, acceptor, dialler, before] {
-    require(ports_[prefill].ready == acceptor && ports_[decode].ready == dialler &&
+    require(runners_[prefill].ready == acceptor && runners_[decode].ready == dialler &&
                 told_.rebuilds == before + 2,
             "a wire whose break only one end saw is not made again");
   });

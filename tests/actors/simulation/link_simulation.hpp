@@ -5,7 +5,7 @@
 /// and the transfers above them are simulated, with their failures: a transport link breaks, for
 /// both ends or for one, or falls silent; a backend becomes unusable; messages between the nodes
 /// are late; a process freezes, dies and returns, or leaves in good order. Each side of a transfer
-/// and each port checks all that it is told; the whole is checked at the end. The same seed gives the
+/// and each runner checks all that it is told; the whole is checked at the end. The same seed gives the
 /// same run.
 
 #include <cstdint>

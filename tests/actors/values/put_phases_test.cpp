@@ -20,12 +20,12 @@ using troupe::testing::comes_true;
 
 constexpr transfer_id op{77};
 
-class put_phases : public listened_port {
+class put_phases : public listened_runner {
  protected:
   std::vector<std::byte> bytes = std::vector<std::byte>(100, std::byte{7});
 
   void meet(std::string backend = {}) {
-    listened_port::meet("there-0", nullptr, std::move(backend));
+    listened_runner::meet("there-0", nullptr, std::move(backend));
   }
 };
 
