@@ -121,7 +121,7 @@ class long_frozen_prefill : public frozen_prefill {
   long_frozen_prefill() : frozen_prefill{watched()} {}
   static cluster_options watched() {
     auto options = patient(GetParam());
-    options.heartbeat_timeout = "2s";
+    options.heartbeat_timeout = "4s";
     return options;
   }
 };
