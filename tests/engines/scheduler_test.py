@@ -591,6 +591,8 @@ class HooksThatRaise(UnderScheduler):
                 with unittest.mock.patch(f"troupe.vllm.{inside}", broken):
                     ended = self.run_out(decodes)
                 self.assertTrue(broken.called)
+                if inside in ("scheduler._digest_of", "scheduler.Scheduler._source_of"):
+                    self.assertTrue(self.scheduler.connector._scheduler._sources.is_empty(), "a source is kept")
                 self.assertEqual(ended, {"decode", "sent", "pushed", "plain"})
 
     def run_out(self, decodes):

@@ -38,6 +38,7 @@ from stage import Stage, digest, payload
 from troupe.engine import Engine, configure_logging
 from troupe.errors import ErrorCode, TroupeError
 from troupe.omni import connector as connector_module
+from troupe.omni import node as node_module
 from troupe.omni.connector import TroupeOmniConnector
 from troupe.omni.keys import name_of, requests_of
 from troupe.omni.payload import Header, Kind, PayloadError, RawPayload, payload_of
@@ -456,6 +457,21 @@ class OneProcess(unittest.TestCase):
         self.assertEqual(self.get("k")[0], "x")
         other.close()
         self.assertNotEqual(self.connector(0).health()["node"], other.health().get("node"))
+
+    def test_garbage_is_closed_whatever_its_thread_holds(self):
+        other = self.connector(0)
+        node = other._node
+
+        def collects():
+            with node_module._lock:
+                other.__del__()  # as the collector of cycles calls it
+
+        thread = threading.Thread(target=collects, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        self.assertFalse(thread.is_alive(), "it waits for a lock that its own thread holds")
+        until(lambda: other._node is None, "it is not closed")
+        until(lambda: node.users == 1, "its node counts it")
 
     def test_health_says_who_the_node_is_and_what_it_has(self):
         self.put("r_0_0", bytes(100_000))

@@ -557,6 +557,16 @@ class Aborts(Transfers):
         self.ends(self.decode, "AbortReq")
         self.goes_on()
 
+    def test_at_the_prefill_server_that_never_speaks_of_the_request_again(self):
+        # As SGLang aborts what waits behind other prompts, or whose forward runs: no poll, no reason, no clear.
+        self.meet(self.prefill, self.decode, self.room, 60)
+        self.prefill.run(sglang.abort, self.room)
+        self.ends(self.decode, "AbortReq")
+        for name in self.prefill.names:
+            until(lambda name=name: self.prefill.at[name].run(sglang.state_of, name)["sends"] == 0, "its sends are kept")
+        self.ends(self.prefill, "AbortReq")
+        self.goes_on()
+
     def test_of_one_rank_of_two_is_of_all(self):
         self.meet(self.prefill, self.decode, self.room, 60)
         self.prefill.run(sglang.send, self.room, 32)
@@ -600,6 +610,19 @@ class Aborts(Transfers):
                 self.assertEqual(self.decode.poll(self.room), WAITING)
                 self.decode.run(sglang.hand_over_unpinned)
                 self.assertEqual(self.decode.poll(self.room), SUCCESS)
+
+    def test_a_receive_is_forgotten_whose_end_comes_after_sglang_has_asked_for_the_last_time(self):
+        self.decode.run(sglang.withhold_unpinned)
+        self.meet(self.prefill, self.decode, self.room, 120)
+        self.prefill.run(sglang.send, self.room, 64)
+        self.decode.run(sglang.abort, self.room)
+        until(lambda: self.decode.first(sglang.withheld), "it has no end")
+        self.decode.run(sglang.failure, self.room)
+        self.assertEqual(self.decode.run(sglang.hold, self.room), [False])
+        self.decode.run(sglang.drop, self.room)
+        self.ends(self.prefill, "AbortReq", "nobody wants it")
+        self.decode.run(sglang.hand_over_unpinned)
+        self.goes_on()
 
     def test_pages_are_not_written_after_they_are_given_back(self):
         rooms = [next(self.rooms) for _ in range(6)]

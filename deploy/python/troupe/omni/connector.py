@@ -241,7 +241,12 @@ class TroupeOmniConnector(OmniConnectorBase):  # type: ignore[misc]
             release(node)
 
     def __del__(self) -> None:
-        if hasattr(self, "_closing"):  # `__init__` got this far
+        if getattr(self, "_node", None) is None:
+            return
+        # The garbage of a cycle is collected in whatever thread allocates, which may hold the locks that `close` takes.
+        try:
+            threading.Thread(target=self.close, name="troupe-omni-close").start()
+        except RuntimeError:  # the interpreter ends: no other thread runs
             self.close()
 
     # -- parts of a put

@@ -193,8 +193,11 @@ class TroupeKVManager(CommonKVManager):  # type: ignore[misc]
     def _on_tick(self) -> None:
         for room, send in list(self.sends.items()):
             send.look_at_wanted()
-            if send.is_over and not send.is_ending and room not in self.request_status:
+            # SGLang may never speak of an aborted request again.
+            if send.is_over and not send.is_ending:
                 del self.sends[room]
+        for room in list(self.receives):
+            self.is_abort_release_safe(room, 0)  # SGLang may have asked for the last time before it was
         for room, (sources, until) in list(self._unwanted.items()):
             if time.monotonic() > until or self.nodes is None:
                 del self._unwanted[room]

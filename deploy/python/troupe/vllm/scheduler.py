@@ -174,6 +174,8 @@ class Scheduler:
         self._loading.add(name)
         refused = f"its load could not be prepared: {why!r}"
         self._next.receives.append(Receive(name, None, [], 0, 0, "", refused))
+        with contextlib.suppress(Exception):
+            self._leave(request)
 
     def take_metadata(self, output: Any) -> TroupeMetadata:
         """`output`: vLLM's, of the step that takes the metadata."""
