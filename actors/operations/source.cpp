@@ -66,7 +66,8 @@ void source::learn_replicas(const std::function<std::string(const std::string& n
 }
 
 void source::taken_by(transfer_id sender, const consumer& who) {
-  if (wanted_ == 0) wanted_ = who.ranks;
+  // Replicas may be of different sizes.
+  if (spec_.consumers == 0 && count(true) == 0) wanted_ = who.ranks;
   senders_.insert(sender);
   auto& of = replica_of(who);
   if (of.name.empty()) of.name = who.replica;

@@ -21,7 +21,8 @@ namespace troupe::actors {
 /// One request that a prefill engine offers: how far it is computed, and how many decode ranks have
 /// taken it. Clockless; the runner owns it and begins a session per decode rank.
 ///
-/// It is done when as many ranks as it is meant for have released it: all of one replica, unless
+/// It is done when as many ranks as it is meant for have released it: all of one replica (the first
+/// rank that asks says how many, and so does the first that asks when no other is left), unless
 /// `send_spec::consumers` counts those of several. A rank that is lost or fails, before or after it
 /// asked and for whatever reason, leaves its place open for `retry_window`: its next life, or
 /// another replica, is served from the same blocks, without a second prefill. Without a window it
@@ -107,6 +108,7 @@ class source {
   time_point began{};                       ///< for the engine's metrics
   seen_movement moved;                      ///< to the ranks that have released it, likewise
   std::unordered_set<transfer_id> holders;  ///< holds of decode nodes that will ask for it
+  std::optional<troupe::error> last_loss;   ///< why a place was last lost, filled since or not
   std::set<std::string> told_wanted;        ///< decode nodes told by `event_wanted`
 
  private:

@@ -140,6 +140,11 @@ void operation_runner::on_link_gone(link_gone& gone) {
 void operation_runner::on_unrouted_message(unrouted_message& came) {
   auto& message = came.message;
   const auto& sessions = sessions_;
+  // No transfer of ours has it, and leases take it for a claim that nobody has met.
+  if (route_of(message) == transfer_id{}) {
+    refuse_request(came.link, {}, {errc::out_of_range, "a transfer's id must not be 0"});
+    return;
+  }
   if (auto* request = std::get_if<transfer_request>(&message)) {
     request_came(came.link, std::move(*request));
   } else if (const auto* hold = std::get_if<transfer_hold>(&message)) {
@@ -156,7 +161,8 @@ void operation_runner::on_unrouted_message(unrouted_message& came) {
         known != holds_.end() && known->second.link.id == came.link.id) {
       end_hold(transfer);
     }
-    drop_parked_of(transfer, [](const parked_request&) { return true; });
+    drop_parked_of(transfer,
+                   [&](const parked_request& one) { return one.link.id == came.link.id; });
     say_over(came.link, transfer_quiescent{transfer});
   } else if (std::holds_alternative<store_put>(message) ||
              std::holds_alternative<store_get>(message) ||
@@ -218,7 +224,9 @@ void operation_runner::on_stop_runner() {
 }
 
 void operation_runner::parked_too_long(transfer_id transfer) {
+  const auto time = around_.now();
   drop_parked_of(transfer, [&](const parked_request& one) {
+    if (one.until > time) return false;  // another peer chose the same id
     const troupe::error late{errc::deadline, "no prefill engine offered request `" +
                                                  one.request.request + "` here in time"};
     refuse_request(one.link, transfer,

@@ -106,6 +106,12 @@ struct link_line {
   std::uint64_t ask{0};  ///< number of the request to the node
 };
 
+/// The mapping between our cache and a peer's.
+struct known_geometry {
+  std::shared_ptr<const kvcache::cache_layout> of;  ///< the peer's
+  std::shared_ptr<const kvcache::transfer_geometry> maps;
+};
+
 /// An operation on a keyed value of another node, before it has a link.
 struct waiting_value {
   start_value order;
@@ -220,6 +226,9 @@ class operation_runner {
   /// A node that the source is for is gone. With a `retry_window`, its place waits that long for
   /// another.
   void place_lost(operation_id operation, source& src, troupe::error why);
+  /// A node that filled a place, or waited for it, took it back. With a `retry_window`, the loss that
+  /// opened the place before counts again.
+  void place_reopened(operation_id operation, source& src);
   /// Drops a concluded source once its last sender has unpinned.
   void release_source(operation_id operation);
   void learn_replicas(source& src) const;
@@ -343,9 +352,7 @@ class operation_runner {
   std::set<deadline_entry> deadlines_;
   cache_leases leases_;                   ///< of sources and receives that are not concluded
   std::optional<time_point> lease_beat_;  ///< empty: nothing is held
-  std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>> send_geometry_;
-  std::unordered_map<incarnation, std::shared_ptr<const kvcache::transfer_geometry>>
-      receive_geometry_;
+  std::unordered_map<incarnation, known_geometry> send_geometry_, receive_geometry_;
   std::map<operation_id, words_to_sources> words_;         ///< not concluded
   std::unordered_map<std::string, operation_id> hold_of_;  ///< holds among `words_`, by request
   std::unordered_map<transfer_id, source_hold> holds_;     ///< of peers

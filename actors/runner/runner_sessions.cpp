@@ -36,16 +36,18 @@ result<std::shared_ptr<const kvcache::transfer_geometry>> operation_runner::geom
                 link.peer + " has no cache of blocks; give its stage a model");
   }
   auto& known = flow == kvcache::data_flow::to_remote ? send_geometry_ : receive_geometry_;
-  if (const auto found = known.find(link.peer_incarnation); found != known.end()) {
-    return found->second;
-  }
+  const auto found = known.find(link.peer_incarnation);
+  // A peer may claim another's incarnation.
+  if (found != known.end() &&
+      (found->second.of == link.peer_layout || *found->second.of == *link.peer_layout))
+    return found->second.maps;
   if (auto its = check_layout_of(context_->settings, link.peer, *link.peer_layout); !its) {
     return fail(its.error());
   }
   auto made = kvcache::transfer_geometry::create(*context_->layout, *link.peer_layout, flow);
   if (!made) return fail(made.error());
   auto shared = std::make_shared<const kvcache::transfer_geometry>(std::move(*made));
-  known.emplace(link.peer_incarnation, shared);
+  known.insert_or_assign(link.peer_incarnation, known_geometry{link.peer_layout, shared});
   return shared;
 }
 

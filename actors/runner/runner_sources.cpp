@@ -53,6 +53,11 @@ result<void> check_held(const transfer_request& request, const kvcache::cache_la
   return {};
 }
 
+/// Peers choose the ids of their requests, and may choose the same.
+troupe::error id_is_taken() {
+  return {errc::already_exists, "another transfer with that id is live here; ask again"};
+}
+
 /// Up to which token each layer is ready that the decode rank holds as well.
 std::vector<std::uint32_t> ready_of(const source& src, const kvcache::transfer_geometry& geometry) {
   const auto shared =
@@ -140,7 +145,15 @@ void operation_runner::start_sender(operation_id operation, const link_handle& l
   auto& src = sources_.at(operation);
   const auto transfer = request.transfer;
   if (const auto live = sessions_.find(transfer); live != sessions_.end()) {
-    if (live->second.link == link.id) pass_on(transfer, link, std::move(request));
+    if (live->second.link == link.id) {
+      pass_on(transfer, link, std::move(request));
+    } else {
+      refuse_request(link, transfer, id_is_taken());
+    }
+    return;
+  }
+  if (holds_.contains(transfer)) {
+    refuse_request(link, transfer, id_is_taken());
     return;
   }
   auto mapping = geometry(link, kvcache::data_flow::to_remote);
@@ -546,6 +559,7 @@ void operation_runner::drop_parked_of(transfer_id transfer,
 }
 
 void operation_runner::place_lost(operation_id operation, source& src, troupe::error why) {
+  src.last_loss = why;
   // Enough other ranks have come, or live and will come.
   if (!src.has_open_place(leases_.waiting(operation))) return;
   const auto window = context_->settings.retry_window;
@@ -561,12 +575,18 @@ void operation_runner::place_lost(operation_id operation, source& src, troupe::e
   deadlines_.emplace(until, timer::operation, operation.value);
 }
 
+void operation_runner::place_reopened(operation_id operation, source& src) {
+  const bool waits = context_->settings.retry_window.count() > 0;
+  if (waits && src.last_loss) place_lost(operation, src, troupe::error{*src.last_loss});
+}
+
 void operation_runner::sender_concluded(operation_id operation, session_concluded& outcome) {
   auto& src = sources_.at(operation);
   if (src.concluded) return;
   leases_.leave(operation, outcome.transfer, around_.now());
   if (outcome.refused) {
     src.not_taken_by(outcome.transfer);
+    place_reopened(operation, src);
     return;
   }
   if (!outcome.failure) {

@@ -215,6 +215,10 @@ void operation_runner::hold_came(const link_handle& link, const transfer_hold& w
     }
     return;
   }
+  if (sessions_.contains(word.transfer)) {
+    refuse_request(link, word.transfer, {errc::already_exists, "that id is a live transfer's"});
+    return;
+  }
   const auto of = source_of_.find(word.request);
   if (of == source_of_.end()) {
     const auto* end = ended_.find(word.request);
@@ -270,9 +274,11 @@ void operation_runner::end_hold(transfer_id transfer) {
   const auto found = holds_.find(transfer);
   if (found == holds_.end()) return;
   const auto of = found->second.source;
-  sources_.at(of).holders.erase(transfer);
+  auto& src = sources_.at(of);
+  src.holders.erase(transfer);
   leases_.leave(of, transfer, around_.now());
   holds_.erase(found);
+  place_reopened(of, src);
 }
 
 void operation_runner::end_holds_over(std::uint64_t link) {

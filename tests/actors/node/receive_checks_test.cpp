@@ -359,5 +359,35 @@ TEST_F(asking_peer, whose_session_crashes_here_leaves_the_source_to_others) {
   EXPECT_TRUE(context->events.wait(0ms, 1).empty()) << "the source has an outcome";
 }
 
+/// A peer that takes a source and is lost while another node holds it, which then lets go.
+TEST_F(asking_peer, that_is_lost_opens_its_place_again_when_the_node_that_would_fill_it_lets_go) {
+  context->settings.retry_window = std::chrono::milliseconds{50};
+  context->settings.nodes["there-1"] = {"there", 1, 0, 1};
+  offer();
+  asks(1);
+  ASSERT_TRUE(heard->sessions.at(0));
+  link_handle holder = link;
+  holder.peer = "there-1";
+  holder.peer_incarnation = incarnation{6};
+  holder.actor = host.system().spawn(listening_link, std::make_shared<heard_words>());
+  holder.id = holder.actor.id();
+  host.own(holder.actor);
+  caf::anon_send(runner, runner_event{link_ready{holder}});
+  caf::anon_send(runner, runner_event{unrouted_message{holder, transfer_hold{{2}, "r", 0}}});
+  comes(transfer_abort{{1}, errc::aborted, "it has crashed"});
+  caf::anon_send(
+      heard->sessions.at(0).value(),
+      session_event{session_message{transfer_abort{{1}, errc::aborted, "it has crashed"}}});
+  // The place counts as filled while the hold lasts.
+  EXPECT_TRUE(context->events.wait(std::chrono::milliseconds{200}, 1).empty());
+  const troupe::error over{errc::aborted, "not wanted any more"};
+  caf::anon_send(runner, runner_event{unrouted_message{holder, make_abort({2}, over)}});
+  const auto events = context->events.wait(troupe::testing::wait_limit, 1);
+  ASSERT_EQ(events.size(), 1U);
+  const auto* failed = std::get_if<event_failed>(&events.front().what);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_THAT(failed->why.message, HasSubstr("it has crashed"));
+}
+
 }  // namespace
 }  // namespace troupe::actors::testing

@@ -74,6 +74,25 @@ TEST(source, is_not_done_with_ranks_of_two_replicas) {
   EXPECT_TRUE(s.released(fourth, 1));
 }
 
+TEST(source, counts_the_ranks_of_the_replica_that_comes_in_the_place_of_a_smaller_one) {
+  auto s = for_consumers(0);
+  s.taken_by(first, {"decode-0", "", 0, 1});
+  s.lost_one(first);
+  s.taken_by(second, {"decode-1-0", "", 0, 2});
+  EXPECT_FALSE(s.released(second, 1)) << "the other rank has not come";
+  s.taken_by(third, {"decode-1-1", "", 1, 2});
+  EXPECT_TRUE(s.released(third, 1));
+}
+
+TEST(source, is_done_with_the_one_rank_that_comes_in_the_place_of_two) {
+  auto s = for_consumers(0);
+  s.taken_by(first, {"decode-0-0", "", 0, 2});
+  s.lost_one(first);
+  s.taken_by(second, {"decode-1", "", 0, 1});
+  EXPECT_FALSE(s.has_open_place());
+  EXPECT_TRUE(s.released(second, 1));
+}
+
 TEST(source, nor_when_the_rank_that_was_lost_had_not_asked) {
   auto s = for_consumers(0);
   s.taken_by(first, {"decode-0-0", "", 0, 2});
