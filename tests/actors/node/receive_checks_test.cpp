@@ -375,9 +375,6 @@ TEST_F(asking_peer, that_is_lost_opens_its_place_again_when_the_node_that_would_
   caf::anon_send(runner, runner_event{link_ready{holder}});
   caf::anon_send(runner, runner_event{unrouted_message{holder, transfer_hold{{2}, "r", 0}}});
   comes(transfer_abort{{1}, errc::aborted, "it has crashed"});
-  caf::anon_send(
-      heard->sessions.at(0).value(),
-      session_event{session_message{transfer_abort{{1}, errc::aborted, "it has crashed"}}});
   // The place counts as filled while the hold lasts.
   EXPECT_TRUE(context->events.wait(std::chrono::milliseconds{200}, 1).empty());
   const troupe::error over{errc::aborted, "not wanted any more"};
