@@ -148,7 +148,7 @@ result<event_page> cluster_client::events(const event_query& query) {
 result<void> cluster_client::finished(const std::string& request) {
   auto whom = connections_->supervisor(options_.timeout);
   if (!whom) return fail(whom.error());
-  caf::anon_send(*whom, finished_atom_v, request);
+  caf::anon_send(*whom, placed_request_ended_atom_v, request);
   // `finished` has no answer. A query behind it on the same connection has one (no events), which
   // confirms it.
   const event_query nothing{std::numeric_limits<std::uint64_t>::max(), 1};

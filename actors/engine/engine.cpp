@@ -323,7 +323,7 @@ class node_engine final : public engine {
   }
 
   void placed_request_ended(std::string request) override {
-    if (!stopped_) tell(node_, node_command{placed_request_ended{std::move(request)}});
+    if (!stopped_) tell(node_, node_command{actors::placed_request_ended{std::move(request)}});
   }
 
   [[nodiscard]] drain_standing draining() const override { return drain_->standing(); }
