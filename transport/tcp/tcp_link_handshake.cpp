@@ -377,8 +377,9 @@ tcp_link::trouble tcp_link::go_up() {
   for (const auto timer : redial_timers_) engine_.cancel(timer);
   redial_timers_.clear();
   door_->forget(number_);
-  state_.store(state::up, std::memory_order_release);
+  // Before anyone may post: a post that fills a socket asks for EPOLLOUT.
   for (const auto& lane : lanes_) engine_.rearm(lane->watch(), EPOLLIN);
+  state_.store(state::up, std::memory_order_release);
   engine_.add_poller(shared_from_this());
   return std::nullopt;
 }
