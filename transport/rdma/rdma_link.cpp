@@ -154,7 +154,11 @@ result<void> rdma_link::connect(const link_offer& peer) {
   }
   for (const auto& queue : completions_) {
     auto watch = engine_.watch(queue->fd(), EPOLLIN, shared_from_this(), watches_.size());
-    if (!watch) return fail(std::move(watch).error());
+    if (!watch) {
+      // A watch that stays would hold this link, which nobody may ever end.
+      for (const auto set : std::exchange(watches_, {})) engine_.unwatch(set);
+      return fail(std::move(watch).error());
+    }
     watches_.push_back(*watch);
   }
   peer_ = *body;

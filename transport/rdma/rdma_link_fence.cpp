@@ -195,10 +195,11 @@ void rdma_link::reads_settled(transfer_id transfer) {
   after_drained(transfer);
 }
 
-/// Under the lock.
+/// Under the lock. A confirmation that nobody waits for gives the fence no more time: a peer that
+/// repeats it would keep the fence pending for ever.
 void rdma_link::peer_confirmed(transfer_id transfer) {
   const auto fence = fences_.find(transfer);
-  if (fence == fences_.end()) return;
+  if (fence == fences_.end() || !fence->second.peer_must_confirm) return;
   fence->second.peer_must_confirm = false;
   fence->second.until = std::chrono::steady_clock::now() + fabric_.options.fence_patience;
   close_grants(fence->second);

@@ -244,7 +244,9 @@ void mapped_link::after_sleep() {
 bool mapped_link::on_ready(std::uint64_t key, std::uint32_t /*events*/) {
   const auto self = shared_from_this();
   switch (static_cast<watch_key>(key)) {
-    case socket_key: drain_control(); return true;
+    case socket_key:
+      drain_control(1);  // the watch is level-triggered, so other links have their turn first
+      return true;
     case doorbell_key: {
       std::uint64_t count = 0;
       {

@@ -161,10 +161,15 @@ class mapped_link : public link,
   /// Whether each end can access the engine memory of the other.
   [[nodiscard]] result<void> check_reach() const;
   void use_control(control_mapping control);
-  /// Reads all messages from the socket. Returns why the link must end, if it must.
-  [[nodiscard]] std::optional<ending> read_socket();
+  /// Reads messages from the socket, some hundreds at most; `more`: it may hold others. Returns why
+  /// the link must end, if it must.
+  [[nodiscard]] std::optional<ending> read_socket(bool& more);
   [[nodiscard]] result<void> on_message(received in);
-  void drain_control();
+  /// More than a socket holds, so what was in it before the call has been read after it.
+  static constexpr int turns_for_all = 128;
+  /// Reads what the socket holds, in at most so many turns of the lock: a peer may send messages as
+  /// fast as they are read.
+  void drain_control(int turns = turns_for_all);
 
   // -- batches (mapped_link_batches.cpp)
   /// Checks, for a new batch, that the link is up; without the lock.

@@ -20,6 +20,7 @@ namespace troupe::transport::shm {
 namespace {
 
 constexpr std::chrono::milliseconds dial_again{5};
+constexpr int messages_a_turn = 512;
 
 /// Whether a peer that has closed its socket said bye first.
 bool said_bye(int socket) {
@@ -286,19 +287,24 @@ result<void> mapped_link::become_up() {
 
 // -- messages on the socket
 
-void mapped_link::drain_control() {
+void mapped_link::drain_control(int turns) {
   std::optional<ending> end;
-  {
+  for (bool more = true; more && !end && turns > 0; --turns) {
     const std::lock_guard control_lock{control_mutex_};
-    end = read_socket();
+    end = read_socket(more);
   }
   sink_.deliver();
   if (end) end_after_frames(std::move(end->why), end->peer_is_dead);
 }
 
 /// Under the control lock.
-std::optional<mapped_link::ending> mapped_link::read_socket() {
-  while (socket_) {
+std::optional<mapped_link::ending> mapped_link::read_socket(bool& more) {
+  more = false;
+  for (int left = messages_a_turn; socket_; --left) {
+    if (left == 0) {
+      more = true;
+      return std::nullopt;
+    }
     auto got = receive_message(socket_.get(), fds_allowed::yes);
     if (!got) return ending{std::move(got).error(), false};
     if (const auto* nothing = std::get_if<socket_state>(&*got)) {

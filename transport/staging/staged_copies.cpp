@@ -74,13 +74,17 @@ std::shared_ptr<staged_copy> staged_copies::refuse(const order& what, troupe::er
 result<staging_chunk> staged_copies::lend(const std::shared_ptr<chunk_quota>& quota) {
   bool starved = false;
   auto chunk = pool_->lend(quota, starved);
-  if (starved) starved_.store(true, std::memory_order_relaxed);
+  if (starved) {
+    starved_.store(true, std::memory_order_seq_cst);
+    // The chunks may all have come back in the meantime, which wakes nobody.
+    if (engine_.asleep()) engine_.wake();
+  }
   return chunk;
 }
 
 bool staged_copies::may_sleep() {
   // A copy without a chunk waits for chunks of other links as well, which ring no bell.
-  if (starved_.load(std::memory_order_relaxed) || any_flown()) return false;
+  if (starved_.load(std::memory_order_seq_cst) || any_flown()) return false;
   if (bell_->arm()) return true;
   // The streams are shared by all links of the endpoint. Behind copies that another link started
   // after ours the bell rings late, by the time of a few chunks. But if another link's `look` has

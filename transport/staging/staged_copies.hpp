@@ -88,7 +88,7 @@ class staged_copies {
   /// Whether `look` has anything to do. The only check that a link without GPUs makes.
   [[nodiscard]] bool any() const noexcept {
     return under_way_.load(std::memory_order_seq_cst) != 0 ||
-           starved_.load(std::memory_order_relaxed);
+           starved_.load(std::memory_order_seq_cst);
   }
 
   /// Called before a sleep while `any()`: has the engine woken when the copies in flight on the

@@ -41,6 +41,7 @@ listener::listener(backend_context& context, owned_fd fd)
       engine_{context.progress.next()},
       fd_{std::move(fd)},
       port_{bound_port(fd_.get())},
+      address_{bound_address(fd_.get())},
       spare_{spare_descriptor()} {}
 
 void listener::expect(std::uint64_t link, std::weak_ptr<lane_acceptor> who) {

@@ -43,7 +43,10 @@ class listener final : public pollable, public std::enable_shared_from_this<list
   [[nodiscard]] static result<std::shared_ptr<listener>> create(backend_context& context);
 
   [[nodiscard]] std::uint16_t port() const noexcept { return port_; }
+  /// As configured: an address or a name.
   [[nodiscard]] const std::string& host() const noexcept { return context_.options.host; }
+  /// The numeric address that `host` resolved to, for offers.
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
 
   void expect(std::uint64_t link, std::weak_ptr<lane_acceptor> who);
   void forget(std::uint64_t link);
@@ -85,6 +88,7 @@ class listener final : public pollable, public std::enable_shared_from_this<list
   progress_engine& engine_;
   const owned_fd fd_;
   const std::uint16_t port_;
+  const std::string address_;
   watch_id watch_;
 
   // Used only in calls from the engine, which never overlap.

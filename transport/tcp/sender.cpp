@@ -76,15 +76,17 @@ void lane_sender::give_up_replies(std::uint64_t batch) {
 
 lane_sender::outcome lane_sender::flush() {
   if (flushers_.fetch_add(1, std::memory_order_acq_rel) != 0) return outcome::elsewhere;
+  auto budget = flush_budget;  // for all rounds: other threads may push as fast as this one sends
   while (true) {
     auto seen = flushers_.load(std::memory_order_acquire);
-    const auto ended = drain();
+    const auto ended = drain(budget);
     // Threads that pushed in the meantime have counted themselves and left the sending to this one.
     if (flushers_.compare_exchange_strong(seen, 0, std::memory_order_acq_rel)) return ended;
   }
 }
 
-lane_sender::outcome lane_sender::drain() {
+// Takes what it sends from the budget. When that is used up, the socket's next EPOLLOUT goes on.
+lane_sender::outcome lane_sender::drain(std::size_t& budget) {
   if (errno_.load(std::memory_order_relaxed) != 0) {
     if (waits_for_gpus()) forget_jobs();
     return outcome::failed;
@@ -97,9 +99,14 @@ lane_sender::outcome lane_sender::drain() {
         return outcome::idle;
       }
     }
+    if (budget == 0) {
+      set_blocked(true);
+      return outcome::blocked;
+    }
     const auto bytes = send_once();
     if (bytes >= 0) {
       sent(static_cast<std::size_t>(bytes));
+      budget -= std::min(budget, static_cast<std::size_t>(bytes));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       set_blocked(true);
       return outcome::blocked;

@@ -52,8 +52,12 @@ class lane_sender {
   }
 
   enum class outcome : std::uint8_t { idle, blocked, elsewhere, failed };
-  /// Sends as much as the socket accepts. `elsewhere`: another thread does it. `failed`: see
-  /// `last_errno`.
+  /// What one `flush` sends before it stops as if the socket were full, so that a peer that reads as
+  /// fast as we send does not hold the thread, and with it all other links. At most one system call
+  /// more. Less may cost throughput: who posts a batch then leaves its end to another thread.
+  static constexpr std::size_t flush_budget = std::size_t{32} << 20;
+  /// Sends as much as the socket accepts and the budget permits. `blocked`: go on when the socket
+  /// is writable. `elsewhere`: another thread does it. `failed`: see `last_errno`.
   outcome flush();
   [[nodiscard]] int last_errno() const noexcept { return errno_.load(std::memory_order_acquire); }
 
@@ -79,7 +83,7 @@ class lane_sender {
     bool withdrawn{false};
   };
 
-  outcome drain();
+  outcome drain(std::size_t& budget);
   bool build();
   void take_jobs();
   void stage_ahead();

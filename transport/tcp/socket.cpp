@@ -1,9 +1,11 @@
 #include "troupe/transport/tcp/socket.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <arpa/inet.h>
@@ -15,21 +17,41 @@
 
 namespace troupe::transport::tcp {
 
-result<socket_address> resolve(const std::string& host, std::uint16_t port) {
+namespace {
+
+/// Sets `code` to what getaddrinfo returned.
+std::optional<socket_address> look_up(const std::string& host, std::uint16_t port, int flags,
+                                      int& code) {
   addrinfo hints{};
+  hints.ai_flags = flags | AI_NUMERICSERV;
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (code != 0) {
-    return fail(errc::invalid_config,
-                "address '" + host + "' does not resolve: " + ::gai_strerror(code));
-  }
+  code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (code != 0) return std::nullopt;
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned{found, &::freeaddrinfo};
   socket_address address;
   std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
   address.size = found->ai_addrlen;
   return address;
+}
+
+}  // namespace
+
+result<socket_address> resolve(const std::string& host, std::uint16_t port) {
+  int code = 0;
+  auto address = look_up(host, port, 0, code);
+  if (address) return *address;
+  return fail(errc::invalid_config,
+              "address '" + host + "' does not resolve: " + ::gai_strerror(code));
+}
+
+result<socket_address> offered_address(const std::string& host, std::uint16_t port) {
+  int code = 0;
+  auto address = look_up(host, port, AI_NUMERICHOST, code);
+  if (address) return *address;
+  return fail(errc::invalid_config,
+              "the peer's tcp offer names '" + host + "', which is not a numeric address");
 }
 
 bool is_wildcard(const socket_address& address) noexcept {
@@ -84,6 +106,18 @@ std::uint16_t bound_port(int fd) noexcept {
   sockaddr_in in{};
   std::memcpy(&in, &bound, sizeof in);
   return ntohs(in.sin_port);
+}
+
+std::string bound_address(int fd) {
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  std::array<char, NI_MAXHOST> text{};
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0 ||
+      ::getnameinfo(reinterpret_cast<const sockaddr*>(&bound), size, text.data(), text.size(),
+                    nullptr, 0, NI_NUMERICHOST) != 0) {
+    return {};
+  }
+  return text.data();
 }
 
 result<owned_fd> dial(const socket_address& to, std::chrono::milliseconds silence) {

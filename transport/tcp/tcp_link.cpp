@@ -44,7 +44,7 @@ tcp_link::tcp_link(backend_context& context, std::shared_ptr<listener> door,
 link_offer tcp_link::offer() const {
   return {.kind = backend_kind::tcp,
           .owner = context_.options.self,
-          .payload = encode(offer_payload{.host = door_->host(),
+          .payload = encode(offer_payload{.host = door_->address(),
                                           .port = door_->port(),
                                           .lanes = static_cast<std::uint16_t>(options_.lanes),
                                           .link = number_,

@@ -32,6 +32,8 @@ result<void> tcp_link::connect(const link_offer& peer) {
   if (auto ok = check_offer(backend_kind::tcp, options_.peer, peer); !ok) return ok;
   auto said = decode_offer(peer.payload);
   if (!said) return fail(std::move(said).error());
+  auto address = offered_address(said->host, said->port);
+  if (!address) return fail(std::move(address).error());
   trouble why;
   {
     const std::lock_guard lock{state_mutex_};
@@ -39,8 +41,6 @@ result<void> tcp_link::connect(const link_offer& peer) {
       return fail(errc::link_broken, "connect was called before, or the link is closed");
     }
     if (options_.role == link_role::initiator) {
-      auto address = resolve(said->host, said->port);
-      if (!address) return fail(std::move(address).error());
       peer_address_ = *address;
       halves_.resize(std::min<std::size_t>(options_.lanes, said->lanes));
     }
@@ -377,8 +377,9 @@ tcp_link::trouble tcp_link::go_up() {
   for (const auto timer : redial_timers_) engine_.cancel(timer);
   redial_timers_.clear();
   door_->forget(number_);
-  state_.store(state::up, std::memory_order_release);
+  // Before anyone may post: a post that fills a socket asks for EPOLLOUT.
   for (const auto& lane : lanes_) engine_.rearm(lane->watch(), EPOLLIN);
+  state_.store(state::up, std::memory_order_release);
   engine_.add_poller(shared_from_this());
   return std::nullopt;
 }

@@ -129,4 +129,39 @@ TEST(rdma_small, a_peer_that_answers_what_it_was_not_sent_loses_the_link) {
   }
 }
 
+TEST(rdma_small, a_peer_that_repeats_its_confirmation_does_not_keep_a_fence_waiting) {
+  victim v;
+  remote_grant given;
+  given.id = 7;
+  given.region = region_id{1};
+  given.owner = incarnation{0xbad};
+  given.transfer = t1;
+  given.rights = access::write;
+  given.region_size = 4096;
+  given.permitted = {{0, 4096, 0, 1}};
+  given.key = grant_key{.link = 0xbad, .grant = given.id, .host = 1}.encode();
+  batch work{.id = batch_id{1},
+             .transfer = t1,
+             .dir = direction::write,
+             .pieces = {},
+             .frame = {std::byte{'x'}}};  // without one it is no small batch
+  work.pieces.push_back(
+      {v.region, std::make_shared<const remote_grant>(given), {{0, 0, 64, 0, 0, 1}}});
+  ASSERT_TRUE(v.wire->post(std::move(work)));
+  ASSERT_EQ(v.wire->fence(t1), fence_state::pending);
+  auto next = clock::now();
+  EXPECT_TRUE(v.until([&] {
+    if (clock::now() > next) {
+      v.peer.say(message_kind::revoked, std::as_bytes(std::span{&t1.value, 1}));
+      next = clock::now() + 100ms;  // less than the fence's patience
+    }
+    return v.sink->is_quiescent(t1);
+  })) << "the fence is pending still";
+  ASSERT_EQ(v.sink->completed(), 1U);
+  const auto ended = v.sink->outcome_of(1);
+  ASSERT_TRUE(ended.failure);
+  EXPECT_EQ(ended.failure->code, errc::aborted) << to_string(*ended.failure);
+  EXPECT_FALSE(v.sink->is_broken());
+}
+
 }  // namespace troupe::transport::rdma

@@ -6,6 +6,9 @@
 #include <thread>
 
 #include <gmock/gmock.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include "troupe/transport/shm/chunk_memory.hpp"
 #include "troupe/transport/shm/control_memory.hpp"
@@ -122,6 +125,29 @@ TEST(shm_chunks, an_honest_request_by_hand_is_carried_out_both_ways) {
   ASSERT_TRUE(p.until([&] { return p.answered(7); }));
   EXPECT_EQ(p.area->state(7).answer.status, 0U);
   EXPECT_EQ(std::memcmp(p.area->bytes(7), p.node.memory.data() + mib, mib), 0);
+  EXPECT_FALSE(p.node.sink->is_broken());
+}
+
+TEST(shm_chunks, a_flood_of_messages_takes_many_turns_and_none_is_lost) {
+  played p;
+  const int bytes = 16 << 20;
+  if (::setsockopt(p.socket.get(), SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof bytes) != 0) {
+    GTEST_SKIP() << "this user cannot make a socket hold so many messages";
+  }
+  for (std::uint32_t i = 0; i < 5000; ++i) {
+    ASSERT_TRUE(send_message(p.socket.get(), region_gone_message{1000 + i})) << i;
+  }
+  const auto unread = [&] {
+    int left = 0;
+    EXPECT_EQ(::ioctl(p.socket.get(), SIOCOUTQ, &left), 0);
+    return left;
+  };
+  constexpr int none = 1;
+  const auto all = unread();
+  ASSERT_GT(all, none);
+  ASSERT_TRUE(p.until([&] { return unread() < all; }));
+  EXPECT_GT(unread(), all / 2) << "the peer held the thread until its messages were read";
+  EXPECT_TRUE(p.until([&] { return unread() <= none; }));
   EXPECT_FALSE(p.node.sink->is_broken());
 }
 

@@ -27,10 +27,15 @@ using clock = std::chrono::steady_clock;
 struct looker final : pollable {
   explicit looker(staged_copies& of) : copies{of} {}
   bool on_ready(std::uint64_t, std::uint32_t) override { return false; }
-  bool on_poll(steady_time) override { return copies.any() && copies.look().ended; }
+  bool on_poll(steady_time) override {
+    if (!copies.any()) return false;
+    ++looks;
+    return copies.look().ended;
+  }
   bool before_sleep() override { return !copies.any() || copies.may_sleep(); }
 
   staged_copies& copies;
+  std::uint64_t looks{0};
 };
 
 /// Lets another link's end look at the copies in the middle of a call.
@@ -151,6 +156,24 @@ TEST_F(staged, nobody_sleeps_whose_copy_ended_while_the_bell_was_put_behind_anot
   EXPECT_FALSE(copies.may_sleep()) << "it has something to look at";
   EXPECT_TRUE(copies.look().ended);
   while (of_another_link.any()) static_cast<void>(of_another_link.look());
+}
+
+TEST_F(staged, who_sleeps_when_there_is_no_chunk_is_woken_since_they_may_all_be_back) {
+  gpus->pin_at_most(0);
+  std::vector<staging_chunk> all;
+  for (bool starved = false; !starved;) {
+    auto chunk = pool->lend(std::make_shared<chunk_quota>(), starved).value();
+    if (chunk) all.push_back(std::move(chunk));
+  }
+  std::thread starving{[&] {
+    while (!engine->asleep()) std::this_thread::yield();
+    EXPECT_FALSE(copies.lend(quota).value());
+    all.clear();
+  }};
+  const auto end = clock::now() + 10s;
+  drive(end, [&] { return who->looks != 0; });
+  EXPECT_LT(clock::now(), end) << "nothing woke it";
+  starving.join();
 }
 
 }  // namespace
