@@ -24,6 +24,13 @@ result<memory_id> agent_core::register_memory(std::span<std::byte> bytes, std::s
     return fail(errc::invalid_config,
                 "memory '" + name + "': the memory to register is null or empty");
   }
+  const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+  if (address > UINTPTR_MAX - bytes.size()) {
+    return fail(errc::invalid_config, "memory '" + name + "': " + std::to_string(bytes.size()) +
+                                          " bytes at address " + std::to_string(address) +
+                                          " end behind the last address; register memory that is "
+                                          "there");
+  }
   return add_memory(bytes, std::move(name), rights);
 }
 

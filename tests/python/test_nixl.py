@@ -259,6 +259,11 @@ def test_what_has_no_meaning_says_so(pair: Pair) -> None:
         (lambda: pair.a.create_backend("UCX", {"x": "1"}), nixl.nixlNotSupportedError, "no parameters"),
         (lambda: pair.a.register_memory([(1, 1, 0, "")], "FILE"), nixl.nixlNotSupportedError, "no files"),
         (lambda: pair.a.register_memory(pair.kv, backends=["TCP"]), nixl.nixlNotFoundError, "was not created"),
+        (
+            lambda: pair.a.register_memory([(pair.here, 2**64 - 1, 0, b"")], "DRAM"),
+            nixl.nixlInvalidParamError,
+            "behind the last address",
+        ),
         (lambda: pair.a.prep_mem_view(pair.kv), nixl.nixlNotSupportedError, "device code"),
         (pair.a.send_local_metadata, nixl.nixlNotSupportedError, "etcd"),
         (lambda: pair.a.fetch_remote_metadata("b", "10.0.0.1"), nixl.nixlNotSupportedError, "loopback"),
