@@ -298,6 +298,21 @@ def test_telemetry() -> None:
     both.close()
 
 
+def test_a_transfer_that_was_cancelled_is_not_done() -> None:
+    both = Pair(capture_telemetry=True)
+    silent = nixl.nixl_agent("silent", nixl.nixl_agent_config(enable_prog_thread=False))  # it is never driven
+    lent = silent.register_memory([(both.there, SIZE, 0, "")], "DRAM")
+    both.a.add_remote_agent(silent.get_agent_metadata())
+    handle = both.a.initialize_xfer("WRITE", both.kv.trim(), lent.trim(), "silent")
+    assert both.a.transfer(handle) == "PROC"
+    handle._transfer.cancel()
+    for call in (both.a.check_xfer_state, both.a.get_xfer_telemetry):
+        with pytest.raises(nixl.nixlCancelledError, match="cancelled"):
+            call(handle)
+    silent.close()
+    both.close()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
