@@ -142,6 +142,7 @@ struct remote_agent {
   std::uint64_t unsure_notes{0};         ///< sent over `link`, arrival not confirmed by the peer
   std::optional<event_ref> notes_event;  ///< the `notices_lost` event
   bool sending_notes{false};
+  bool note_in_hand{false};  ///< the sending thread holds one of `notes`, which was not dropped
   bool notes_later{false};  ///< a timer will send `notes`
   bool connecting{false};   ///< a caller waits in `agent::connect`
   /// A notice was refused, and only the next link can tell how many are unread.
@@ -308,7 +309,7 @@ class agent_core final : public agent {
   void on_welcome(const peer_ptr& who, const welcome& said);
   void on_accepted(const peer_ptr& who, const accepted& said);
   void lose(const peer_ptr& who, const troupe::error& why, bool for_good);
-  /// Under the lock. Returns whether any notice was dropped.
+  /// Under the lock. Returns whether any notice was dropped, or is if its sending fails.
   [[nodiscard]] static bool drop_notes(remote_agent& who);
   void tell_of_loss(remote_agent& who);        ///< under the lock
   void tell_of_lost_notes(remote_agent& who);  ///< under the lock

@@ -83,12 +83,19 @@ void agent_core::send_notes(const peer_ptr& who) {
     who->notes.pop_front();
     who->account.hand_over(bytes.size());
     ++who->unsure_notes;
+    who->note_in_hand = true;
     lock.unlock();
     const auto sent = wire->send_frame(encode_frame(note{bytes}));
     lock.lock();
+    const bool dropped = !std::exchange(who->note_in_hand, false);
     if (sent) continue;
     if (who->unsure_notes > 0) --who->unsure_notes;
     who->account.take_back(bytes.size());
+    if (dropped) {
+      // The peer may have told its count meanwhile, and that has no such notice to take back.
+      who->account.doubt();
+      continue;
+    }
     who->account.reserve(bytes.size());
     who->notes.push_front(std::move(bytes));
     if (sent.error().code == errc::overloaded) {
@@ -104,6 +111,13 @@ void agent_core::send_notes(const peer_ptr& who) {
     break;
   }
   who->sending_notes = false;
+  // While this thread held the only notice, the link may have ended, and whoever ended it saw none
+  // that wants another.
+  using phase = remote_agent::phase;
+  const bool no_link = who->now != phase::up && who->now != phase::gone;
+  if (who->notes.empty() || !no_link) return;
+  lock.unlock();
+  want_link(who);
 }
 
 /// Reports notices that may be lost with a link; the peer lives.
