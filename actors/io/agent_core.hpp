@@ -143,8 +143,8 @@ struct remote_agent {
   std::optional<event_ref> notes_event;  ///< the `notices_lost` event
   bool sending_notes{false};
   bool note_in_hand{false};  ///< the sending thread holds one of `notes`, which was not dropped
-  bool notes_later{false};  ///< a timer will send `notes`
-  bool connecting{false};   ///< a caller waits in `agent::connect`
+  bool notes_later{false};   ///< a timer will send `notes`
+  bool connecting{false};    ///< a caller waits in `agent::connect`
   /// A notice was refused, and only the next link can tell how many are unread.
   bool wants_count{false};
 
@@ -290,8 +290,12 @@ class agent_core final : public agent {
     std::uint64_t link{0};
     link_ptr wire;
     transport::remote_grant grant;
+    memory_id of;
   };
-  void revoke_all(lock_type& lock, const std::vector<revocation>& those, memory_id of);
+  /// Under the lock, and the same hold in which the grants leave `given`: from now on `deregister`
+  /// waits for these.
+  void begin_revoking(const std::vector<revocation>& those);
+  void revoke(const std::vector<revocation>& those);  ///< without the lock
 
   // -- peers and our connections to them; on the loop's thread unless said otherwise (agent_dial.cpp)
   [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock

@@ -252,11 +252,14 @@ bool agent_core::keep_grants(std::uint64_t link, std::uint64_t memory,
 /// Revokes grants that were not sent to the peer, and ends this call's use of the memory.
 void agent_core::take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
                            const std::vector<transport::remote_grant>& given) {
-  lock_type lock{mutex_};
   std::vector<revocation> those;
   those.reserve(given.size());
-  for (const auto& one : given) those.push_back({link, wire, one});
-  revoke_all(lock, those, of);
+  for (const auto& one : given) those.push_back({link, wire, one, of});
+  lock_type lock{mutex_};
+  begin_revoking(those);
+  lock.unlock();
+  revoke(those);
+  lock.lock();
   if (auto* own = memories_.find(of)) --own->busy;
   wake_waiters();
 }

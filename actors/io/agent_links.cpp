@@ -258,14 +258,17 @@ void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
     wire = at->second.wire;
     auto& who = *at->second.of;
     if (who.guest_link == link) {
+      // `deregister` waits until the peer no longer uses the memory, also one whose turn is last.
+      std::vector<revocation> those;
+      for (const auto& [memory, given] : who.given) {
+        for (const auto& grant : given) those.push_back({link, wire, grant, memory_id{memory}});
+      }
+      begin_revoking(those);
       who.guest_link = 0;
       who.granting.clear();
-      // `deregister` waits until the peer no longer uses the memory.
-      for (const auto& [memory, given] : std::exchange(who.given, {})) {
-        std::vector<revocation> those;
-        for (const auto& grant : given) those.push_back({link, wire, grant});
-        revoke_all(lock, those, memory_id{memory});
-      }
+      who.given.clear();
+      lock.unlock();
+      revoke(those);
     }
   }
   wire->close();  // the link's batches end before this returns, or once their bytes are at rest

@@ -114,10 +114,17 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   std::vector<revocation> those;
   for (const auto& [number, one] : links_) {
     if (one.of->guest_link != number) continue;
-    const auto given = one.of->given.extract(of.value);
-    if (!given) continue;
-    for (auto& grant : given.mapped()) those.push_back({number, one.wire, std::move(grant)});
+    const auto given = one.of->given.find(of.value);
+    if (given == one.of->given.end()) continue;
+    for (const auto& grant : given->second) those.push_back({number, one.wire, grant, of});
   }
+  begin_revoking(those);
+  for (const auto& [number, one] : links_) {
+    if (one.of->guest_link == number) one.of->given.erase(of.value);
+  }
+  lock.unlock();
+  revoke(those);
+  lock.lock();
   std::vector<transfer_ptr> users;
   for (const auto& [run, one] : runs_) {
     if (std::ranges::binary_search(one->moves->local_memories, of.value)) users.push_back(one);
@@ -125,7 +132,6 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   for (const auto& one : users) {
     stop(lock, one, {errc::aborted, "a memory that it moves was deregistered"}, false);
   }
-  revoke_all(lock, those, of);
   const bool at_rest = wait_until(lock, until, [&] {
     const auto* now = memories_.find(of);
     if (now == nullptr) return true;
@@ -156,21 +162,19 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   return {};
 }
 
-/// Releases the lock meanwhile.
-void agent_core::revoke_all(lock_type& lock, const std::vector<revocation>& those, memory_id of) {
+void agent_core::begin_revoking(const std::vector<revocation>& those) {
   for (const auto& one : those) {
-    revoking_.emplace(std::pair{one.link, one.grant.transfer.value}, of);
+    revoking_.emplace(std::pair{one.link, one.grant.transfer.value}, one.of);
   }
-  lock.unlock();
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> quiescent;
+}
+
+void agent_core::revoke(const std::vector<revocation>& those) {
   for (const auto& one : those) {
-    if (!one.wire || one.wire->revoke(one.grant) == transport::fence_state::quiescent) {
-      quiescent.emplace_back(one.link, one.grant.transfer.value);
-    }
+    if (one.wire && one.wire->revoke(one.grant) != transport::fence_state::quiescent) continue;
+    const lock_type lock{mutex_};
+    revoking_.erase({one.link, one.grant.transfer.value});
+    wake_waiters();  // `deregister` may be waiting for it
   }
-  lock.lock();
-  for (const auto& one : quiescent) revoking_.erase(one);
-  wake_waiters();  // `deregister` may be waiting for these
 }
 
 // -- descriptors
