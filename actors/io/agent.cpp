@@ -135,6 +135,7 @@ result<void> agent_core::begin() {
   with.self = life_;
   with.host = options_.host;
   with.num_workers = options_.threads;
+  with.on_thread_lost = [this](const troupe::error& why) { on_thread_lost(why); };
   with.peer_silence = std::max(options_.peer_silence, milliseconds{2000});
   auto place = transport::endpoint::create(std::move(with));
   if (!place) return fail(std::move(place).error());

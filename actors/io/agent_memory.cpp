@@ -169,12 +169,15 @@ void agent_core::begin_revoking(const std::vector<revocation>& those) {
 }
 
 void agent_core::revoke(const std::vector<revocation>& those) {
-  for (const auto& one : those) {
-    if (one.wire && one.wire->revoke(one.grant) != transport::fence_state::quiescent) continue;
-    const lock_type lock{mutex_};
-    revoking_.erase({one.link, one.grant.transfer.value});
-    wake_waiters();  // `deregister` may be waiting for it
-  }
+  for (const auto& one : those) revoke(one.link, one.wire, one.grant);
+}
+
+void agent_core::revoke(std::uint64_t link, const link_ptr& wire,
+                        const transport::remote_grant& grant) {
+  if (wire && wire->revoke(grant) != transport::fence_state::quiescent) return;
+  const lock_type lock{mutex_};
+  revoking_.erase({link, grant.transfer.value});
+  wake_waiters();  // `deregister` may be waiting for it
 }
 
 // -- descriptors
