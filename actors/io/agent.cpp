@@ -24,6 +24,9 @@ using std::chrono::milliseconds;
 /// How long the destructor waits for peers that copy.
 constexpr milliseconds longest_end{5000};
 constexpr milliseconds longest_wait{std::chrono::hours{24 * 365}};
+/// Of `max_notices` and `max_notice_bytes`: more than any program keeps, and small enough that
+/// sums and multiples do not overflow.
+constexpr std::uint64_t most_unread = std::uint64_t{1} << 48;
 
 unexpected wrong(const std::string& what) {
   return fail(errc::invalid_config, "agent: " + what);
@@ -65,6 +68,11 @@ result<void> check(const agent_options& options) {
     return wrong("max_notices must be at least " + std::to_string(least_notices) +
                  " and max_notice_bytes " + std::to_string(least_notice_bytes) +
                  ": peers may send that much before they ask");
+  }
+  if (options.max_notices > most_unread || options.max_notice_bytes > most_unread) {
+    return wrong("max_notices is " + std::to_string(options.max_notices) +
+                 " and max_notice_bytes is " + std::to_string(options.max_notice_bytes) +
+                 ", the most of each is " + std::to_string(most_unread));
   }
   return {};
 }
@@ -127,6 +135,7 @@ result<void> agent_core::begin() {
   with.self = life_;
   with.host = options_.host;
   with.num_workers = options_.threads;
+  with.on_thread_lost = [this](const troupe::error& why) { on_thread_lost(why); };
   with.peer_silence = std::max(options_.peer_silence, milliseconds{2000});
   auto place = transport::endpoint::create(std::move(with));
   if (!place) return fail(std::move(place).error());

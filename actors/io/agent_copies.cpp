@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "troupe/io/agent_core.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 // Transfers between memories of this agent: copies on the caller's thread.
 
@@ -47,11 +48,14 @@ void agent_core::copy_within(lock_type& lock, const transfer_ptr& which) {
   for (auto* own : *used) ++own->busy;
   which->at = agent_transfer::stage::posted;
   lock.unlock();
-  auto copied = copy_groups(*moves, which->dir);
+  auto copied = or_error("bytes are copied", [&] { return copy_groups(*moves, which->dir); });
   lock.lock();
   for (auto* own : *used) --own->busy;
-  const auto self = find_peer(which->who);
-  if (copied && which->has_note && self) put_own_note(**self, which->note);
+  if (copied && which->has_note) {
+    copied = or_error("a notice is kept", [&] {
+      if (const auto self = find_peer(which->who)) put_own_note(**self, which->note);
+    });
+  }
   finish(which, copied ? std::nullopt : std::optional{copied.error()}, copied ? moves->bytes : 0,
          copied ? std::vector<std::uint32_t>{} : moves->all_entries());
 }

@@ -72,6 +72,7 @@ struct agent_transfer {
   bool stop_is_cancel{false};
   bool completed{false}, quiescent{false};  ///< in stage `stopping`
   std::optional<event_ref> end_event;       ///< the `transfer_ended` event
+  std::list<event> next_end;  ///< that event of this posting, made before so that it cannot fail
 };
 
 /// What this agent knows of one life of another agent.
@@ -136,14 +137,19 @@ struct remote_agent {
   };
   std::unordered_map<std::uint64_t, memory_grants> grants;  ///< on `link`, by memory
   std::size_t asking{0};                                    ///< unanswered grant questions
-  std::deque<std::shared_ptr<agent_transfer>> waiting;
+  std::list<std::shared_ptr<agent_transfer>> waiting;
   notice_account account;
-  std::deque<std::vector<std::byte>> notes;  ///< of `notify`, waiting for a link
+  struct waiting_note {
+    std::vector<std::byte> frame;
+    std::size_t bytes{0};  ///< of the notice in it
+  };
+  std::list<waiting_note> notes;         ///< of `notify`, waiting for a link
   std::uint64_t unsure_notes{0};         ///< sent over `link`, arrival not confirmed by the peer
   std::optional<event_ref> notes_event;  ///< the `notices_lost` event
   bool sending_notes{false};
-  bool notes_later{false};  ///< a timer will send `notes`
-  bool connecting{false};   ///< a caller waits in `agent::connect`
+  bool note_in_hand{false};  ///< the sending thread holds one of `notes`, which was not dropped
+  bool notes_later{false};   ///< a timer will send `notes`
+  bool connecting{false};    ///< a caller waits in `agent::connect`
   /// A notice was refused, and only the next link can tell how many are unread.
   bool wants_count{false};
 
@@ -240,6 +246,7 @@ class agent_core final : public agent {
   void on_frame(std::uint64_t link, std::span<const std::byte> bytes);
   void on_quiescent(std::uint64_t link, transfer_id of);
   void on_broken(std::uint64_t link, troupe::error why);
+  void on_thread_lost(const troupe::error& why);
 
  private:
   using lock_type = std::unique_lock<std::mutex>;
@@ -268,6 +275,7 @@ class agent_core final : public agent {
   [[nodiscard]] result<std::shared_ptr<const prepared_list>> find_plan(plan_id which) const;
   [[nodiscard]] link_ptr wire_of(std::uint64_t link) const;
   event_ref put_event(event what);
+  event_ref tell_of_event();
   /// Withdraws an event that `take` has not returned.
   void drop_event(std::optional<event_ref>& what);
   void calm_event_fd();
@@ -289,8 +297,16 @@ class agent_core final : public agent {
     std::uint64_t link{0};
     link_ptr wire;
     transport::remote_grant grant;
+    memory_id of;
   };
-  void revoke_all(lock_type& lock, const std::vector<revocation>& those, memory_id of);
+  /// Under the lock, and the same hold in which the grants leave `given`: from now on `deregister`
+  /// waits for these.
+  void begin_revoking(const std::vector<revocation>& those);
+  void revoke(std::uint64_t link, const link_ptr& wire,
+              const transport::remote_grant& grant);  ///< without the lock
+  void revoke(const std::vector<revocation>& those);  ///< without the lock
+  using revoking_grants =
+      std::map<std::pair<std::uint64_t, std::uint64_t>, memory_id>;  ///< by link, transfer
 
   // -- peers and our connections to them; on the loop's thread unless said otherwise (agent_dial.cpp)
   [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock
@@ -308,7 +324,7 @@ class agent_core final : public agent {
   void on_welcome(const peer_ptr& who, const welcome& said);
   void on_accepted(const peer_ptr& who, const accepted& said);
   void lose(const peer_ptr& who, const troupe::error& why, bool for_good);
-  /// Under the lock. Returns whether any notice was dropped.
+  /// Under the lock. Returns whether any notice was dropped, or is if its sending fails.
   [[nodiscard]] static bool drop_notes(remote_agent& who);
   void tell_of_loss(remote_agent& who);        ///< under the lock
   void tell_of_lost_notes(remote_agent& who);  ///< under the lock
@@ -353,12 +369,13 @@ class agent_core final : public agent {
 
   // -- grants (agent_grants.cpp); on any thread that makes progress unless said otherwise
   void on_grant_wanted(std::uint64_t link, const peer_ptr& who, std::uint64_t memory);
-  void grant_to(std::uint64_t link, std::uint64_t memory);  ///< on the work thread
+  void grant_to(std::uint64_t link, std::uint64_t memory);     ///< on the work thread
+  void find_answer(std::uint64_t link, std::uint64_t memory);  ///< on the work thread
   void answer_question(std::uint64_t link, const link_ptr& wire, const link_frame& answer);
   [[nodiscard]] bool keep_grants(std::uint64_t link, std::uint64_t memory,
                                  const std::vector<transport::remote_grant>& given);
   void take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
-                 const std::vector<transport::remote_grant>& given);
+                 const std::vector<transport::remote_grant>& given, revoking_grants& room);
   /// Memories to request grants for on a link.
   struct grant_questions {
     std::uint64_t link{0};
@@ -404,7 +421,8 @@ class agent_core final : public agent {
   [[nodiscard]] result<void> look_for_room(lock_type& lock, const peer_ptr& who, std::size_t bytes);
   void put_own_note(remote_agent& self, std::span<const std::byte> bytes);  ///< under the lock
   void on_note(std::uint64_t link, const peer_ptr& from, std::span<const std::byte> bytes);
-  void send_notes(const peer_ptr& who);  ///< without the lock
+  void send_notes(const peer_ptr& who);                      ///< without the lock
+  void send_notes_in(lock_type& lock, const peer_ptr& who);  ///< releases the lock meanwhile
   void send_notes_later(const peer_ptr& who);
   [[nodiscard]] bool counts_are_due(const remote_agent& who) const;
   void send_counts(const peer_ptr& who, std::uint64_t answers);  ///< without the lock
@@ -433,7 +451,7 @@ class agent_core final : public agent {
   std::unordered_map<std::uint64_t, transfer_ptr> transfers_;
   std::unordered_map<std::uint64_t, transfer_ptr> runs_;  ///< active, by the number of the posting
   std::unordered_map<std::uint64_t, link_entry> links_;
-  std::map<std::pair<std::uint64_t, std::uint64_t>, memory_id> revoking_;  ///< link, transfer
+  revoking_grants revoking_;
   std::uint64_t last_id_{0};
   std::uint64_t last_run_{0};
   std::uint64_t last_link_{0};

@@ -217,8 +217,9 @@ void agent_core::lose(const peer_ptr& who, const troupe::error& why, bool for_go
 /// Drops the notices of `notify` that wait for a link.
 bool agent_core::drop_notes(remote_agent& who) {
   const auto dropped = std::exchange(who.notes, {});
-  for (const auto& bytes : dropped) who.account.unreserve(bytes.size());
-  return !dropped.empty();
+  for (const auto& one : dropped) who.account.unreserve(one.bytes);
+  const bool in_hand = std::exchange(who.note_in_hand, false);
+  return in_hand || !dropped.empty();
 }
 
 /// Queues `peer_lost` unless one is still unread.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "troupe/io/agent_core.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 // Grants to memory: asked for, given, refused. A grant belongs to one link.
 
@@ -28,12 +29,16 @@ bool agent_core::has_grants(remote_agent& who, const agent_transfer& which, gran
   for (const auto number : which.moves->remote_memories) {
     auto& known = who.grants[number];
     if (!known.parts.empty()) continue;
-    all = false;
+    if (std::exchange(all, false)) {
+      // Room for all first: a question that counts as asked is in `ask`.
+      ask.memories.reserve(ask.memories.size() + which.moves->remote_memories.size());
+      for (const auto other : which.moves->remote_memories) who.grants.try_emplace(other);
+    }
     // A question beyond the limit is asked once an answer has come.
     if (known.asked || who.asking >= max_grants_asked) continue;
+    ask.memories.push_back(number);
     known.asked = true;
     ++who.asking;
-    ask.memories.push_back(number);
   }
   return all;
 }
@@ -47,7 +52,10 @@ void agent_core::ask_for_grants(lock_type& lock, const peer_ptr& who, const gran
   lock.unlock();
   for (const auto number : ask.memories) {
     // The link is broken, or too full to take a question that transfers wait for.
-    if (auto sent = wire->send_frame(encode_frame(grant_wanted{number})); !sent) {
+    const auto sent = or_error("a grant is asked for", [&] {
+      return wire->send_frame(encode_frame(grant_wanted{number}));
+    });
+    if (!sent) {
       loop_->post([this, link = ask.link, why = sent.error()] { link_went(link, why); });
       break;
     }
@@ -163,8 +171,16 @@ void agent_core::on_grant_wanted(std::uint64_t link, const peer_ptr& who, std::u
   work_->post([this, link, memory] { grant_to(link, memory); });
 }
 
-/// On the work thread.
+/// On the work thread. A question that could not be answered ends the link: the peer asks again on
+/// the next one.
 void agent_core::grant_to(std::uint64_t link, std::uint64_t memory) {
+  const auto answered =
+      or_error("a question for grants is answered", [&] { find_answer(link, memory); });
+  if (answered) return;
+  loop_->post([this, link, why = answered.error()] { link_went(link, why); });
+}
+
+void agent_core::find_answer(std::uint64_t link, std::uint64_t memory) {
   link_ptr wire;
   described_memory what;
   std::optional<grants> given_before;
@@ -191,35 +207,42 @@ void agent_core::grant_to(std::uint64_t link, std::uint64_t memory) {
   }
   grants made{.memory = memory, .parts = {}};
   std::optional<troupe::error> why;
-  for (const auto& part : what.parts) {
-    auto one = wire->grant(part.region, {{part.offset, part.length, 0, 1}}, what.rights,
-                           transport::grant_scope::for_all_transfers());
-    if (!one) {
-      why = std::move(one).error();
-      break;
+  if (!what.parts.empty()) {
+    revoking_grants room;
+    const auto granted = or_error("memory is granted", [&]() -> result<bool> {
+      // Room first, so that whatever was granted can be taken back.
+      made.parts.reserve(what.parts.size());
+      for (std::uint64_t i = 0; i < what.parts.size(); ++i)
+        room.emplace(std::pair{0U, i}, memory_id{memory});
+      for (const auto& part : what.parts) {
+        auto one = wire->grant(part.region, {{part.offset, part.length, 0, 1}}, what.rights,
+                               transport::grant_scope::for_all_transfers());
+        if (!one) return fail(std::move(one).error());
+        made.parts.push_back(std::move(*one));
+      }
+      return keep_grants(link, memory, made.parts);
+    });
+    if (granted && *granted) {
+      answer_question(link, wire, made);
+      return;
     }
-    made.parts.push_back(std::move(*one));
+    if (!granted) why = granted.error();
+    take_back(link, wire, memory_id{memory}, made.parts, room);
   }
-  const bool some = !what.parts.empty();
-  if (some && !why && keep_grants(link, memory, made.parts)) {
-    answer_question(link, wire, made);
-    return;
-  }
-  if (some) take_back(link, wire, memory_id{memory}, made.parts);
   {
     const lock_type lock{mutex_};
-    const auto* const own = memories_.find(memory_id{memory});
-    const bool there = own != nullptr && !own->withdrawn;
-    if (!why && there) why = troupe::error{errc::link_broken, "the link is over"};
-    if (!why) {
-      why = troupe::error{errc::grant_revoked, "memory " + std::to_string(memory) + " of agent '" +
-                                                   options_.name +
-                                                   "' was deregistered, or never registered"};
-    }
     const auto at = links_.find(link);
     if (at != links_.end() && at->second.of->guest_link == link) {
       at->second.of->granting.erase(memory);
     }
+    const auto* const own = memories_.find(memory_id{memory});
+    const bool there = own != nullptr && !own->withdrawn;
+    if (!why && there) why = troupe::error{errc::link_broken, "the link is over"};
+  }
+  if (!why) {
+    why = troupe::error{errc::grant_revoked, "memory " + std::to_string(memory) + " of agent '" +
+                                                 options_.name +
+                                                 "' was deregistered, or never registered"};
   }
   answer_question(link, wire, grants_refused{memory, std::move(*why)});
 }
@@ -249,14 +272,21 @@ bool agent_core::keep_grants(std::uint64_t link, std::uint64_t memory,
   return true;
 }
 
-/// Revokes grants that were not sent to the peer, and ends this call's use of the memory.
+/// Revokes grants that were not sent to the peer, and ends this call's use of the memory. `room` has
+/// an entry for each.
 void agent_core::take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
-                           const std::vector<transport::remote_grant>& given) {
-  lock_type lock{mutex_};
-  std::vector<revocation> those;
-  those.reserve(given.size());
-  for (const auto& one : given) those.push_back({link, wire, one});
-  revoke_all(lock, those, of);
+                           const std::vector<transport::remote_grant>& given,
+                           revoking_grants& room) {
+  {
+    const lock_type lock{mutex_};
+    for (const auto& one : given) {
+      auto entry = room.extract(room.begin());
+      entry.key() = {link, one.transfer.value};
+      revoking_.insert(std::move(entry));
+    }
+  }
+  for (const auto& one : given) revoke(link, wire, one);
+  const lock_type lock{mutex_};
   if (auto* own = memories_.find(of)) --own->busy;
   wake_waiters();
 }

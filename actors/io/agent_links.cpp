@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "troupe/io/agent_core.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 // Links: made, broken, closed. On the loop's thread unless said otherwise.
 
@@ -15,19 +16,31 @@ using clock = control_channel::clock;
 /// Consecutive links over one backend that may fail before the next backend is tried.
 constexpr std::uint32_t tries_of_backend = 2;
 
-/// Forwards the reports of one link.
+/// Forwards the reports of one link. One that cannot be taken in ends the link, not the thread that
+/// makes progress for every link.
 class peer_link_sink final : public transport::link_sink {
  public:
   peer_link_sink(agent_core& core, std::uint64_t link) noexcept : core_{core}, link_{link} {}
   void on_up() override { core_.on_up(link_); }
   void on_completion(transport::completion done) override {
-    core_.on_completion(link_, std::move(done));
+    or_break([&] { core_.on_completion(link_, std::move(done)); });
   }
-  void on_frame(std::span<const std::byte> frame) override { core_.on_frame(link_, frame); }
-  void on_quiescent(transfer_id of) override { core_.on_quiescent(link_, of); }
+  void on_frame(std::span<const std::byte> frame) override {
+    or_break([&] { core_.on_frame(link_, frame); });
+  }
+  void on_quiescent(transfer_id of) override {
+    or_break([&] { core_.on_quiescent(link_, of); });
+  }
   void on_broken(troupe::error why) override { core_.on_broken(link_, std::move(why)); }
 
  private:
+  template <class Call>
+  void or_break(Call&& call) {
+    if (auto taken = or_error("a link's report is taken in", call); !taken) {
+      core_.on_broken(link_, std::move(taken).error());
+    }
+  }
+
   agent_core& core_;
   const std::uint64_t link_;
 };
@@ -248,6 +261,18 @@ void agent_core::link_went(std::uint64_t link, const troupe::error& why) {
   link_failed(who, why);
 }
 
+/// On the thread that ends: its links make no progress any more.
+void agent_core::on_thread_lost(const troupe::error& why) {
+  loop_->post([this, why] {
+    std::vector<std::uint64_t> all;
+    {
+      const lock_type lock{mutex_};
+      for (const auto& [number, one] : links_) all.push_back(number);
+    }
+    for (const auto link : all) link_went(link, why);
+  });
+}
+
 void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
   link_ptr wire;
   {
@@ -258,14 +283,17 @@ void agent_core::close_link(std::uint64_t link, const troupe::error& why) {
     wire = at->second.wire;
     auto& who = *at->second.of;
     if (who.guest_link == link) {
+      // `deregister` waits until the peer no longer uses the memory, also one whose turn is last.
+      std::vector<revocation> those;
+      for (const auto& [memory, given] : who.given) {
+        for (const auto& grant : given) those.push_back({link, wire, grant, memory_id{memory}});
+      }
+      begin_revoking(those);
       who.guest_link = 0;
       who.granting.clear();
-      // `deregister` waits until the peer no longer uses the memory.
-      for (const auto& [memory, given] : std::exchange(who.given, {})) {
-        std::vector<revocation> those;
-        for (const auto& grant : given) those.push_back({link, wire, grant});
-        revoke_all(lock, those, memory_id{memory});
-      }
+      who.given.clear();
+      lock.unlock();
+      revoke(those);
     }
   }
   wire->close();  // the link's batches end before this returns, or once their bytes are at rest

@@ -24,6 +24,13 @@ result<memory_id> agent_core::register_memory(std::span<std::byte> bytes, std::s
     return fail(errc::invalid_config,
                 "memory '" + name + "': the memory to register is null or empty");
   }
+  const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+  if (address > UINTPTR_MAX - bytes.size()) {
+    return fail(errc::invalid_config, "memory '" + name + "': " + std::to_string(bytes.size()) +
+                                          " bytes at address " + std::to_string(address) +
+                                          " end behind the last address; register memory that is "
+                                          "there");
+  }
   return add_memory(bytes, std::move(name), rights);
 }
 
@@ -107,10 +114,17 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   std::vector<revocation> those;
   for (const auto& [number, one] : links_) {
     if (one.of->guest_link != number) continue;
-    const auto given = one.of->given.extract(of.value);
-    if (!given) continue;
-    for (auto& grant : given.mapped()) those.push_back({number, one.wire, std::move(grant)});
+    const auto given = one.of->given.find(of.value);
+    if (given == one.of->given.end()) continue;
+    for (const auto& grant : given->second) those.push_back({number, one.wire, grant, of});
   }
+  begin_revoking(those);
+  for (const auto& [number, one] : links_) {
+    if (one.of->guest_link == number) one.of->given.erase(of.value);
+  }
+  lock.unlock();
+  revoke(those);
+  lock.lock();
   std::vector<transfer_ptr> users;
   for (const auto& [run, one] : runs_) {
     if (std::ranges::binary_search(one->moves->local_memories, of.value)) users.push_back(one);
@@ -118,7 +132,6 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   for (const auto& one : users) {
     stop(lock, one, {errc::aborted, "a memory that it moves was deregistered"}, false);
   }
-  revoke_all(lock, those, of);
   const bool at_rest = wait_until(lock, until, [&] {
     const auto* now = memories_.find(of);
     if (now == nullptr) return true;
@@ -149,21 +162,22 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   return {};
 }
 
-/// Releases the lock meanwhile.
-void agent_core::revoke_all(lock_type& lock, const std::vector<revocation>& those, memory_id of) {
+void agent_core::begin_revoking(const std::vector<revocation>& those) {
   for (const auto& one : those) {
-    revoking_.emplace(std::pair{one.link, one.grant.transfer.value}, of);
+    revoking_.emplace(std::pair{one.link, one.grant.transfer.value}, one.of);
   }
-  lock.unlock();
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> quiescent;
-  for (const auto& one : those) {
-    if (!one.wire || one.wire->revoke(one.grant) == transport::fence_state::quiescent) {
-      quiescent.emplace_back(one.link, one.grant.transfer.value);
-    }
-  }
-  lock.lock();
-  for (const auto& one : quiescent) revoking_.erase(one);
-  wake_waiters();  // `deregister` may be waiting for these
+}
+
+void agent_core::revoke(const std::vector<revocation>& those) {
+  for (const auto& one : those) revoke(one.link, one.wire, one.grant);
+}
+
+void agent_core::revoke(std::uint64_t link, const link_ptr& wire,
+                        const transport::remote_grant& grant) {
+  if (wire && wire->revoke(grant) != transport::fence_state::quiescent) return;
+  const lock_type lock{mutex_};
+  revoking_.erase({link, grant.transfer.value});
+  wake_waiters();  // `deregister` may be waiting for it
 }
 
 // -- descriptors

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 
 #include "troupe/io/agent_core.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 // Notices, the accounting of unread ones, and events.
 
@@ -59,8 +60,9 @@ result<void> agent_core::notify(peer_id who, std::span<const std::byte> bytes) {
     put_own_note(*peer, bytes);
     return {};
   }
+  // Encoded here, so that no allocation fails between the queue and the link.
+  peer->notes.push_back({encode_frame(note{bytes}), bytes.size()});
   peer->account.reserve(bytes.size());
-  peer->notes.emplace_back(bytes.begin(), bytes.end());
   const bool up = peer->now == remote_agent::phase::up;
   lock.unlock();
   if (up) {
@@ -75,35 +77,56 @@ result<void> agent_core::notify(peer_id who, std::span<const std::byte> bytes) {
 void agent_core::send_notes(const peer_ptr& who) {
   lock_type lock{mutex_};
   if (std::exchange(who->sending_notes, true)) return;  // that thread sends ours as well
+  const auto sent = or_error("notices are sent", [&] { send_notes_in(lock, who); });
+  who->sending_notes = false;
+  // While this thread held the only notice, the link may have ended, and whoever ended it saw none
+  // that wants another.
+  using phase = remote_agent::phase;
+  const bool no_link = who->now != phase::up && who->now != phase::gone;
+  const bool wants = !who->notes.empty() && (no_link || !sent);
+  lock.unlock();
+  if (wants && no_link) want_link(who);
+  if (wants && !no_link) loop_->post([this, who] { send_notes_later(who); });
+}
+
+/// What throws, throws under the lock, and leaves the notices in the queue.
+void agent_core::send_notes_in(lock_type& lock, const peer_ptr& who) {
   while (!who->notes.empty() && who->now == remote_agent::phase::up) {
     const auto wire = wire_of(who->link);
     const auto link = who->link;
-    if (!wire) break;
-    auto bytes = std::move(who->notes.front());
-    who->notes.pop_front();
-    who->account.hand_over(bytes.size());
+    if (!wire) return;
+    std::list<remote_agent::waiting_note> hand;
+    hand.splice(hand.end(), who->notes, who->notes.begin());
+    const auto& [frame, bytes] = hand.front();
+    who->account.hand_over(bytes);
     ++who->unsure_notes;
+    who->note_in_hand = true;
     lock.unlock();
-    const auto sent = wire->send_frame(encode_frame(note{bytes}));
+    const auto sent = or_error("a notice is sent", [&] { return wire->send_frame(frame); });
     lock.lock();
+    const bool dropped = !std::exchange(who->note_in_hand, false);
     if (sent) continue;
     if (who->unsure_notes > 0) --who->unsure_notes;
-    who->account.take_back(bytes.size());
-    who->account.reserve(bytes.size());
-    who->notes.push_front(std::move(bytes));
+    who->account.take_back(bytes);
+    if (dropped) {
+      // The peer may have told its count meanwhile, and that has no such notice to take back.
+      who->account.doubt();
+      continue;
+    }
+    who->account.reserve(bytes);
+    who->notes.splice(who->notes.begin(), hand);
     if (sent.error().code == errc::overloaded) {
       // One timer, however many calls of `notify` find the link full.
-      if (!std::exchange(who->notes_later, true)) {
-        loop_->post([this, who] { send_notes_later(who); });
-      }
-      break;
+      if (who->notes_later) return;
+      loop_->post([this, who] { send_notes_later(who); });
+      who->notes_later = true;
+      return;
     }
     // The thread that brought the next link up has left these notices to this one.
     if (who->link != link) continue;
     loop_->post([this, link, why = sent.error()] { link_went(link, why); });
-    break;
+    return;
   }
-  who->sending_notes = false;
 }
 
 /// Reports notices that may be lost with a link; the peer lives.
@@ -147,7 +170,8 @@ void agent_core::ask_for_count(lock_type& lock, const peer_ptr& who) {
   const auto number = wire ? who->account.ask() : std::nullopt;
   if (!number) return;
   lock.unlock();
-  const auto sent = wire->send_frame(encode_frame(count_wanted{*number}));
+  const auto sent = or_error("a count is asked for",
+                             [&] { return wire->send_frame(encode_frame(count_wanted{*number})); });
   lock.lock();
   if (!sent) who->account.forget_question();
 }
@@ -236,6 +260,11 @@ void agent_core::send_counts(const peer_ptr& who, std::uint64_t answers) {
 
 event_ref agent_core::put_event(event what) {
   events_.push_back(std::move(what));
+  return tell_of_event();
+}
+
+/// The last event has just been added.
+event_ref agent_core::tell_of_event() {
   if (events_.size() == 1) static_cast<void>(::eventfd_write(events_fd_.get(), 1));
   return std::prev(events_.end());
 }

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "troupe/io/agent_core.hpp"
+#include "troupe/kvcache/or_error.hpp"
+#include "troupe/kvcache/or_undo.hpp"
 
 // Transfers: posted, handed to links, ended.
 
@@ -14,6 +16,24 @@ namespace {
 bool leaves_doubt(errc code) noexcept {
   return code == errc::aborted || code == errc::link_broken || code == errc::peer_lost ||
          code == errc::deadline;
+}
+
+/// A transfer ends also where memory is short, and then names no entries.
+template <class Call>
+std::vector<std::uint32_t> or_none(Call&& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
+
+std::vector<std::uint32_t> every_entry(const planned_batch& moves) {
+  return or_none([&] { return moves.all_entries(); });
+}
+
+std::vector<std::uint32_t> bad_entries(const planned_batch& moves, const auto& bad_segments) {
+  return or_none([&] { return moves.entries_of(bad_segments); });
 }
 
 }  // namespace
@@ -48,20 +68,39 @@ result<void> agent_core::post(transfer_handle which, std::span<const std::byte> 
   if (!note_bytes.empty()) {
     if (auto ok = look_for_room(lock, *peer, note_bytes.size()); !ok) return ok;
   }
-  one->outcome = {.now = state::active};
+  // All that may fail comes first: a transfer that cannot be posted is as it was.
+  std::vector<std::byte> words{note_bytes.begin(), note_bytes.end()};
+  if (one->next_end.empty()) {
+    one->next_end.push_back({.what = event_kind::transfer_ended, .which = one->id});
+  }
   one->run = ++last_run_;
+  runs_.emplace(one->run, one);
+  or_undo(
+      [&] {
+        if (deadline.count() > 0) set_deadline(one, deadline);
+      },
+      [&] { runs_.erase(one->run); });
+  one->outcome = {.now = state::active};
   one->link = 0;
   one->stop_as.reset();
   one->completed = one->quiescent = false;
   one->has_note = !note_bytes.empty();
-  one->note.assign(note_bytes.begin(), note_bytes.end());
+  one->note = std::move(words);
   if (one->has_note && !who.is_self) who.account.reserve(one->note.size());
-  runs_.emplace(one->run, one);
-  if (deadline.count() > 0) set_deadline(one, deadline);
-  if (who.is_self) {
-    copy_within(lock, one);
-  } else {
-    start(lock, *peer, one, caller);
+  one->at = agent_transfer::stage::waiting;
+  const auto run = one->run;
+  const auto started = or_error("a transfer is posted", [&] {
+    if (who.is_self) {
+      copy_within(lock, one);
+    } else {
+      start(lock, *peer, one, caller);
+    }
+  });
+  if (started) return {};
+  if (!lock.owns_lock()) lock.lock();
+  if (one->run == run && one->at == agent_transfer::stage::waiting) {
+    std::erase(who.waiting, one);
+    refuse(who, one, started.error());
   }
   return {};
 }
@@ -69,18 +108,18 @@ result<void> agent_core::post(transfer_handle which, std::span<const std::byte> 
 /// Releases the lock meanwhile, and may return without it.
 void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr& which,
                        then caller) {
-  which->at = agent_transfer::stage::waiting;
+  std::list<transfer_ptr> turn{which};  // made before questions count as asked
   if (who->now == remote_agent::phase::up) {
     grant_questions ask;
     if (has_grants(*who, *which, ask)) {
       hand_to_link(lock, who, which, caller);
       return;
     }
-    who->waiting.push_back(which);
+    who->waiting.splice(who->waiting.end(), turn);
     ask_for_grants(lock, who, ask);
     return;
   }
-  who->waiting.push_back(which);
+  who->waiting.splice(who->waiting.end(), turn);
   lock.unlock();
   want_link(who);
 }
@@ -89,13 +128,21 @@ void agent_core::start(lock_type& lock, const peer_ptr& who, const transfer_ptr&
 void agent_core::go_on(lock_type& lock, const peer_ptr& who) {
   grant_questions ask;
   auto some = std::exchange(who->waiting, {});
-  for (; !some.empty(); some.pop_front()) {
+  while (!some.empty()) {
     const auto one = some.front();
-    if (one->at != agent_transfer::stage::waiting) continue;
-    if (who->now == remote_agent::phase::up && has_grants(*who, *one, ask)) {
-      hand_to_link(lock, who, one, then::goes_on);
-    } else {
-      who->waiting.push_back(one);
+    bool waits = false;
+    const auto gone_on = or_error("a transfer goes on", [&] {
+      if (one->at != agent_transfer::stage::waiting) return;
+      waits = who->now != remote_agent::phase::up || !has_grants(*who, *one, ask);
+      if (!waits) hand_to_link(lock, who, one, then::goes_on);
+    });
+    if (waits) {
+      who->waiting.splice(who->waiting.end(), some, some.begin());
+      continue;
+    }
+    some.pop_front();
+    if (!gone_on && one->at == agent_transfer::stage::waiting) {
+      refuse(*who, one, gone_on.error());
     }
   }
   ask_for_grants(lock, who, ask);
@@ -153,32 +200,26 @@ void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transf
   which->link = link;
   const auto dir = which->dir;
   lock.unlock();
-  result<void> posted;
-  if (!wire) {
-    posted = fail(errc::link_broken, "the link is gone");
-  } else if (!prepared && !again) {
-    posted = wire->post({.id = transport::batch_id{run},
+  auto posted = or_error("a batch is posted", [&]() -> result<void> {
+    if (!wire) return fail(errc::link_broken, "the link is gone");
+    if (!prepared && !again) {
+      return wire->post({.id = transport::batch_id{run},
                          .transfer = transfer_id{run},
                          .dir = dir,
                          .pieces = std::move(*pieces),
                          .frame = std::move(frame)});
-  } else {
+    }
     if (!prepared) {
       auto made = wire->prepare(dir, std::move(*pieces));
-      if (made) {
-        prepared = std::move(*made);
-      } else {
-        posted = fail(std::move(made).error());
-      }
+      if (!made) return fail(std::move(made).error());
+      prepared = std::move(*made);
     }
-    if (prepared) {
-      posted = wire->post_prepared(*prepared, {.id = transport::batch_id{run},
-                                               .transfer = transfer_id{run},
-                                               .which = {},
-                                               .frame = frame,
-                                               .caller_waits = caller == then::waits});
-    }
-  }
+    return wire->post_prepared(*prepared, {.id = transport::batch_id{run},
+                                           .transfer = transfer_id{run},
+                                           .which = {},
+                                           .frame = frame,
+                                           .caller_waits = caller == then::waits});
+  });
   lock.lock();
   if (again && prepared) {
     which->prepared = std::move(prepared);
@@ -195,7 +236,7 @@ void agent_core::hand_to_link(lock_type& lock, const peer_ptr& who, const transf
     which->completed = true;
     finish_stopped(which);
   } else {
-    finish(which, std::move(posted).error(), 0, which->moves->all_entries());
+    finish(which, std::move(posted).error(), 0, every_entry(*which->moves));
   }
 }
 
@@ -217,7 +258,7 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
   if (one->at == agent_transfer::stage::stopping) {
     one->completed = true;
     one->outcome.bytes = done.bytes;
-    one->outcome.bad_entries = one->moves->entries_of(done.bad_segments);
+    one->outcome.bad_entries = bad_entries(*one->moves, done.bad_segments);
     finish_stopped(one);
     return;
   }
@@ -235,7 +276,7 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
       done.failure->code == errc::aborted) {
     done.failure = entry_of_link->second.closed_for;
   }
-  finish(one, std::move(done.failure), done.bytes, one->moves->entries_of(done.bad_segments));
+  finish(one, std::move(done.failure), done.bytes, bad_entries(*one->moves, done.bad_segments));
 }
 
 void agent_core::on_quiescent(std::uint64_t link, transfer_id of) {
@@ -297,7 +338,7 @@ void agent_core::finish_stopped(const transfer_ptr& which) {
     return;
   }
   auto bad = std::move(which->outcome.bad_entries);
-  if (bad.empty()) bad = which->moves->all_entries();
+  if (bad.empty()) bad = every_entry(*which->moves);
   finish(which, std::exchange(which->stop_as, std::nullopt), which->outcome.bytes, std::move(bad));
   if (which->stop_is_cancel) {
     which->outcome.now = state::cancelled;
@@ -316,7 +357,8 @@ void agent_core::finish(const transfer_ptr& which, std::optional<troupe::error> 
   which->outcome.bytes = bytes;
   which->outcome.bad_entries = std::move(bad_entries);
   if (!which->end_event) {
-    which->end_event = put_event({.what = event_kind::transfer_ended, .which = which->id});
+    events_.splice(events_.end(), which->next_end);
+    which->end_event = tell_of_event();
   }
   wake_waiters();
 }
@@ -332,14 +374,21 @@ void agent_core::fail_waiting(const peer_ptr& who, const troupe::error& why) {
 /// Fails a transfer that was not handed to a link.
 void agent_core::refuse(remote_agent& who, const transfer_ptr& which, troupe::error why) {
   if (which->has_note) who.account.unreserve(which->note.size());
-  finish(which, std::move(why), 0, which->moves->all_entries());
+  finish(which, std::move(why), 0, every_entry(*which->moves));
 }
 
 void agent_core::set_deadline(const transfer_ptr& which, std::chrono::milliseconds after) {
-  which->until = std::chrono::steady_clock::now() + bounded(after);
-  const bool first = deadlines_.empty() || *which->until < deadlines_.begin()->first;
-  deadlines_.emplace(*which->until, which->run);
-  if (first) loop_->post([this] { look_at_deadlines(); });
+  const auto until = std::chrono::steady_clock::now() + bounded(after);
+  const bool first = deadlines_.empty() || until < deadlines_.begin()->first;
+  deadlines_.emplace(until, which->run);
+  or_undo(
+      [&] {
+        if (first) loop_->post([this] { look_at_deadlines(); });
+      },
+      [&] {
+        deadlines_.erase({until, which->run});
+      });
+  which->until = until;
 }
 
 /// On the loop's thread.

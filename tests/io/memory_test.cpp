@@ -206,6 +206,12 @@ TEST_P(agents_test, nothing_is_registered_from_nothing) {
   EXPECT_EQ(code_of(a.self->register_memory({}, "none", access::read)), errc::invalid_config);
   EXPECT_EQ(code_of(a.self->register_memory(a.memory, "rights", access{9})), errc::invalid_config);
   EXPECT_EQ(code_of(a.self->allocate(0, "none", access::read)), errc::invalid_config);
+  for (const auto size : {SIZE_MAX, SIZE_MAX - a.address() + 1}) {
+    const auto said = a.self->register_memory({a.memory.data(), size}, "round", access::read);
+    ASSERT_EQ(code_of(said), errc::invalid_config);
+    EXPECT_THAT(said.error().message, ::testing::HasSubstr(std::to_string(a.address())));
+    EXPECT_THAT(said.error().message, ::testing::HasSubstr(std::to_string(size)));
+  }
   EXPECT_EQ(code_of(a.self->prepare(std::vector<piece>{{a.kv, agent_node::size, 1}})),
             errc::out_of_range);
   EXPECT_EQ(code_of(a.self->prepare(std::vector<piece>{{memory_id{99}, 0, 1}})), errc::not_found);

@@ -12,6 +12,7 @@
 #include "troupe/io/agent.hpp"
 
 #include "starving.hpp"
+#include "waiting.hpp"
 
 namespace troupe::io {
 namespace {
@@ -68,6 +69,68 @@ TEST_F(starved_agent, allocates_memory_that_it_gives_back) {
   ASSERT_TRUE(added) << to_string(added.error());
   EXPECT_TRUE(self->deregister(*added, std::chrono::seconds{1}));
   EXPECT_EQ(files_mapped(), before) << "what was allocated for a try that failed";
+}
+
+/// What a call returned, or bad_alloc if it, or the transfer that it began, found no memory.
+template <class T>
+T fed(result<T> what) {
+  if (!what && what.error().code == errc::pool_exhausted) throw std::bad_alloc{};
+  EXPECT_TRUE(what) << (what ? "" : to_string(what.error()));
+  if constexpr (!std::is_void_v<T>) return std::move(*what);
+}
+
+class starved_sender : public starved_agent {
+ protected:
+  starved_sender() { EXPECT_TRUE(self->connect(peer, testing::wait_limit)); }
+  /// Whether the transfer ended well.
+  bool ends(transfer_handle which) {
+    EXPECT_EQ(self->wait({&which, 1}, wait_for::all, testing::wait_limit), 1U) << "it never ends";
+    return self->status_of(which).value().now == state::done;
+  }
+
+  const std::unique_ptr<agent> other = [] {
+    agent_options options;
+    options.name = "other";
+    return agent::create(std::move(options)).value();
+  }();
+  const memory_id own = self->allocate(4096, "own", access::read_write).value();
+  const memory_id lent = other->allocate(4096, "lent", access::read_write).value();
+  const peer_id peer = self->add_peer(other->describe().value()).value();
+};
+
+TEST_F(starved_sender, posts_a_transfer_that_it_could_not_post_before) {
+  const auto over = self->session(own, peer, lent.value).value();
+  const std::vector<segment> some{{0, 0, 64}};
+  // Made, and ended, without a post that was starved.
+  const auto out = self->move(transport::direction::write, over, some, {}, {}).value();
+  ASSERT_TRUE(ends(out));
+  const std::vector<std::byte> words(100);
+  for (int posting = 0; posting < 3; ++posting) {
+    bool posted = false;
+    starve(
+        [&] {
+          posted = false;
+          fed(self->post(out, words, std::chrono::hours{1}));
+          posted = true;
+        },
+        [&] { EXPECT_NE(self->status_of(out).value().now, state::active) << "not begun"; });
+    ASSERT_TRUE(posted);
+    static_cast<void>(ends(out));  // a link may have refused it for want of memory
+  }
+  ASSERT_TRUE(self->post(out, words, {}));
+  EXPECT_TRUE(ends(out));
+}
+
+TEST_F(starved_sender, sends_every_notice_that_it_took) {
+  const std::vector<std::byte> words(100);
+  for (int turn = 0; turn < 3; ++turn) {
+    starve([&] { fed(self->notify(peer, words)); }, [] {});
+  }
+  ASSERT_TRUE(self->notify(peer, std::vector<std::byte>(7)));
+  EXPECT_TRUE(testing::comes_true([&] {
+    const auto came = other->take_notices(100);
+    return !came.empty() && came.back().bytes.size() == 7;
+  })) << "the last one";
 }
 
 }  // namespace

@@ -240,6 +240,11 @@ TEST(strangers_test, options_that_make_no_sense_are_named) {
   EXPECT_THAT(refused({.name = std::string(257, 'x')}), ::testing::HasSubstr("257"));
   EXPECT_THAT(refused({.name = "a", .lanes = 0}), ::testing::HasSubstr("lanes"));
   EXPECT_THAT(refused({.name = "a", .max_notices = 1}), ::testing::HasSubstr("max_notices"));
+  constexpr auto too_many = std::size_t{1} << 63;  // twice as many would be none
+  EXPECT_THAT(refused({.name = "a", .max_notices = too_many}),
+              ::testing::HasSubstr("max_notices is " + std::to_string(too_many)));
+  EXPECT_THAT(refused({.name = "a", .max_notice_bytes = too_many}),
+              ::testing::HasSubstr("max_notice_bytes is " + std::to_string(too_many)));
 }
 
 TEST(strangers_test, a_taken_port_is_said_at_the_start) {

@@ -126,6 +126,26 @@ def test_a_cancelled_wait_leaves_the_transfer_as_it_is() -> None:
     asyncio.run(main())
 
 
+def test_whoever_awaits_a_transfer_hears_that_another_task_has_released_it() -> None:
+    async def main() -> None:
+        async with both(backends=["tcp"]) as two:
+            silent = io.Agent("silent", threads=0, backends=["tcp"], **PATIENT)  # it is never driven
+            lent = silent.allocate(SIZE)
+            peer = two.a.agent.add_peer(silent.describe())
+            sent = peer.session(two.kv, lent.number).write()
+            waits = [asyncio.ensure_future(two.a.wait(sent)) for _ in range(2)]
+            await asyncio.sleep(0)
+            sent.cancel()
+            sent.release()  # before the loop has seen its end
+            for told in await soon(asyncio.gather(*waits, return_exceptions=True)):  # type: ignore[attr-defined]
+                assert isinstance(told, troupe.TroupeError)
+                assert told.code == troupe.ErrorCode.NOT_FOUND
+            assert not two.a._transfers
+            silent.close()
+
+    asyncio.run(main())
+
+
 def test_notices_that_nobody_asks_for_stay_at_the_agent_and_none_is_told_twice() -> None:
     async def main() -> None:
         async with both(max_notices=64) as two:

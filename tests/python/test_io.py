@@ -369,6 +369,7 @@ def test_arguments_that_are_none_are_named(both: Both) -> None:
         (lambda: both.a.add_peer(b"no descriptor"), troupe.ErrorCode.INVALID_CONFIG),
         (lambda: both.peer.notify(bytes(65_537)), troupe.ErrorCode.OUT_OF_RANGE),
         (lambda: both.peer.session(both.kv, 4711), troupe.ErrorCode.NOT_FOUND),
+        (lambda: both.a.register(troupe.Memory(0x1000, 2**64 - 1)), troupe.ErrorCode.INVALID_CONFIG),
     ):
         with refused(code):
             call()

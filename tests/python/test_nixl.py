@@ -259,6 +259,11 @@ def test_what_has_no_meaning_says_so(pair: Pair) -> None:
         (lambda: pair.a.create_backend("UCX", {"x": "1"}), nixl.nixlNotSupportedError, "no parameters"),
         (lambda: pair.a.register_memory([(1, 1, 0, "")], "FILE"), nixl.nixlNotSupportedError, "no files"),
         (lambda: pair.a.register_memory(pair.kv, backends=["TCP"]), nixl.nixlNotFoundError, "was not created"),
+        (
+            lambda: pair.a.register_memory([(pair.here, 2**64 - 1, 0, b"")], "DRAM"),
+            nixl.nixlInvalidParamError,
+            "behind the last address",
+        ),
         (lambda: pair.a.prep_mem_view(pair.kv), nixl.nixlNotSupportedError, "device code"),
         (pair.a.send_local_metadata, nixl.nixlNotSupportedError, "etcd"),
         (lambda: pair.a.fetch_remote_metadata("b", "10.0.0.1"), nixl.nixlNotSupportedError, "loopback"),
@@ -290,6 +295,21 @@ def test_telemetry() -> None:
     assert (told.totalBytes, told.descCount) == (SIZE, 1)
     assert told.startTime > 0
     assert told.xferDuration >= 0
+    both.close()
+
+
+def test_a_transfer_that_was_cancelled_is_not_done() -> None:
+    both = Pair(capture_telemetry=True)
+    silent = nixl.nixl_agent("silent", nixl.nixl_agent_config(enable_prog_thread=False))  # it is never driven
+    lent = silent.register_memory([(both.there, SIZE, 0, "")], "DRAM")
+    both.a.add_remote_agent(silent.get_agent_metadata())
+    handle = both.a.initialize_xfer("WRITE", both.kv.trim(), lent.trim(), "silent")
+    assert both.a.transfer(handle) == "PROC"
+    handle._transfer.cancel()
+    for call in (both.a.check_xfer_state, both.a.get_xfer_telemetry):
+        with pytest.raises(nixl.nixlCancelledError, match="cancelled"):
+            call(handle)
+    silent.close()
     both.close()
 
 

@@ -55,7 +55,9 @@ class AsyncAgent(InLoop[Agent]):
         self._loss_waiters = Waiters()
 
     def _start(self) -> Agent:
-        return Agent(self._name, **self._arguments)
+        agent = Agent(self._name, **self._arguments)
+        agent._on_release = self._released
+        return agent
 
     @property
     def agent(self) -> Agent:
@@ -75,14 +77,16 @@ class AsyncAgent(InLoop[Agent]):
     # -- transfers, links, memory
 
     async def wait(self, transfer: Transfer) -> Status:
-        """As `Transfer.wait`. If the task is cancelled, the transfer goes on and may be awaited again."""
+        """As `Transfer.wait`. If the task is cancelled, the transfer goes on and may be awaited again. NOT_FOUND:
+        another task has released it."""
+        number = transfer.number  # 0 once it is released
         while (status := transfer.status).state is State.ACTIVE:
-            waiters = self._transfers.setdefault(transfer.number, Waiters())
+            waiters = self._transfers.setdefault(number, Waiters())
             try:
                 await waiters.wait()
             finally:
-                if not waiters and self._transfers.get(transfer.number) is waiters:
-                    del self._transfers[transfer.number]
+                if not waiters and self._transfers.get(number) is waiters:
+                    del self._transfers[number]
         return transfer._outcome_of(status)
 
     async def connect(self, peer: Peer, timeout: float = 10.0) -> str:
@@ -141,9 +145,14 @@ class AsyncAgent(InLoop[Agent]):
             self._losses[type(event), event.peer.number] = event
             self._loss_waiters.wake()
 
+    def _released(self, transfer: int) -> None:
+        if (waiters := self._transfers.get(transfer)) is not None:
+            waiters.wake()
+
     def _be_closed(self) -> None:
         if not self._closed:
             self._closed = True
+            self.agent._on_release = None
             self._stop_watching()
 
     def _wake_all(self) -> None:

@@ -20,7 +20,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -240,6 +240,7 @@ class Agent:
         self._name = name
         self._memory: dict[object, Memory] = {}  # by number: memory that peers may touch
         self._dropped: deque[tuple[Any, int]] = deque()  # how to release it, its number
+        self._on_release: Callable[[int], None] | None = None  # told of transfers that are released, by number
         self._closed = False
         # The finalizer holds the memory, which so outlives the agent, even when the interpreter ends.
         self._finalizer = weakref.finalize(self, _end, lib, handle, self._memory)
@@ -698,6 +699,14 @@ class Transfer(_Owned):
         super().__init__(agent, number)
         self._at_once = True
         self._done = None
+
+    def release(self) -> None:
+        """Releases it now. A second call does nothing. OVERLOADED: it is active."""
+        number = self.number
+        super().release()
+        # The event of its end, if nobody has taken it yet, went with it.
+        if number and self.agent._on_release is not None:
+            self.agent._on_release(number)
 
     def post(self, notice: bytes = b"", *, deadline: float | None = None) -> None:
         """Starts the transfer; it may be started again after its end. The peer gets the notice (at most 64 KiB; empty:

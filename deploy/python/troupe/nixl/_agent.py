@@ -17,6 +17,7 @@ from troupe.nixl import _descs
 from troupe.nixl._descs import MEMORY_KINDS, nixlRegDList, nixlRemoteDList, nixlXferDList
 from troupe.nixl._errors import (
     nixl_error,
+    nixlCancelledError,
     nixlInvalidParamError,
     nixlMismatchError,
     nixlNotAllowedError,
@@ -431,6 +432,8 @@ class nixl_agent:
         handle._ended_at = handle._ended_at or time.time()
         if status.error is not None:
             raise nixl_error(status.error)
+        if status.state is io.State.CANCELLED:  # without an error: its caller wanted it
+            raise nixlCancelledError("the transfer was cancelled, and not all of its bytes moved; post it again")
         return "DONE"
 
     def get_xfer_telemetry(self, handle: nixl_xfer_handle) -> nixlXferTelemetry:

@@ -14,7 +14,7 @@ class nixlBackendError(Exception):
 
 
 class nixlCancelledError(Exception):
-    """The transfer was given up: a memory of it was deregistered here, or its agent was removed."""
+    """The transfer was given up: it was cancelled, a memory of it was deregistered here, or its agent was removed."""
 
 
 class nixlInvalidParamError(Exception):
