@@ -22,9 +22,8 @@ class peers_with_one_id : public listened_runner {
 
   void SetUp() override {
     context->layout = small_layout();
-    context->regions = {region_id{1}};
-    for (const auto mode : {transfer_mode::write, transfer_mode::read})
-      context->settings.edges.emplace(std::pair{context->self.stage, std::string{"there"}}, mode);
+    context->settings.edges.emplace(std::pair{context->self.stage, std::string{"there"}},
+                                    transfer_mode::write);
     context->settings.nodes["there-0"] = {"there", 0, 0, 1};
     context->settings.nodes["there-1"] = {"there", 1, 0, 1};
     meet("there-0", small_layout());
@@ -46,18 +45,13 @@ class peers_with_one_id : public listened_runner {
     return source;
   }
   void asks(const link_handle& over, const std::string& wanted = "r",
-            std::optional<std::uint32_t> park_ms = std::nullopt,
-            transfer_mode mode = transfer_mode::write) {
+            std::optional<std::uint32_t> park_ms = std::nullopt) {
     transfer_request request;
     request.transfer = chosen;
     request.request = wanted;
-    request.mode = mode;
-    request.ranks = over.peer_layout->tp_size;
     request.token_end = 16;
-    if (mode == transfer_mode::write) {
-      request.blocks = {{{2}, 1}};
-      request.grants.resize(1);
-    }
+    request.blocks = {{{2}, 1}};
+    request.grants.resize(1);
     request.deadline_ms = 60'000;
     request.park_ms = park_ms;
     comes_over(over, std::move(request));
@@ -129,26 +123,21 @@ TEST_F(peers_with_one_id, cannot_use_the_id_that_stands_for_none) {
   EXPECT_THAT(refused->reason, HasSubstr("must not be 0"));
 }
 
-/// How much of our memory the peer may read.
-std::uint64_t granted(const std::shared_ptr<heard_words>& to) {
-  const auto wish = to->wishes.at(0);
-  std::uint64_t bytes = 0;
-  for (std::uint64_t at = 0; wish && at < kvcache::region_sizes(*small_layout()).front(); ++at)
-    bytes += wish->permitted.covers({at, 1, 0, 1}) ? 1 : 0;
-  return bytes;
-}
-
-TEST_F(peers_with_one_id, are_each_served_by_their_own_layout_though_they_claim_one_life) {
-  context->settings.nodes["there-1"] = {"there", 1, 0, 2};
-  meet_other(link.peer_incarnation, small_layout(0, 2));
-  for (const auto& [over, request] : {std::pair{other, "another"}, std::pair{link, "r"}}) {
-    caf::anon_send(runner, engine_command{send_sealed{offer(request), {16, {}}}});
-    asks(over, request, std::nullopt, transfer_mode::read);
-    const auto& at = over.id == link.id ? heard : other_heard;
-    ASSERT_GT(granted(at), 0U);
-    comes_over(over, transfer_abort{chosen, errc::aborted, "enough"});
-  }
-  EXPECT_EQ(granted(heard), 2 * granted(other_heard));
+TEST_F(peers_with_one_id, are_each_judged_by_their_own_layout_though_they_claim_one_life) {
+  offer();
+  asks(link);
+  ASSERT_TRUE(heard->sessions.at(0));
+  comes_over(link, transfer_abort{chosen, errc::aborted, "enough"});
+  kvcache::cache_shape shape;
+  shape.layers = kvcache::attention_layers(2, 2, 16);
+  shape.blocks = 4;
+  meet_other(link.peer_incarnation, std::make_shared<const kvcache::cache_layout>(
+                                        kvcache::make_layout(shape, {}).value()));
+  offer("another");
+  asks(other, "another");
+  const auto refused = refusal(other_heard);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code, errc::layout_mismatch) << refused->reason;
 }
 
 }  // namespace
