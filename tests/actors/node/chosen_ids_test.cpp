@@ -45,9 +45,9 @@ class peers_with_one_id : public listened_runner {
     return source;
   }
   void asks(const link_handle& over, const std::string& wanted = "r",
-            std::optional<std::uint32_t> park_ms = std::nullopt) {
+            std::optional<std::uint32_t> park_ms = std::nullopt, transfer_id id = chosen) {
     transfer_request request;
-    request.transfer = chosen;
+    request.transfer = id;
     request.request = wanted;
     request.token_end = 16;
     request.blocks = {{{2}, 1}};
@@ -127,14 +127,13 @@ TEST_F(peers_with_one_id, are_each_judged_by_their_own_layout_though_they_claim_
   offer();
   asks(link);
   ASSERT_TRUE(heard->sessions.at(0));
-  comes_over(link, transfer_abort{chosen, errc::aborted, "enough"});
   kvcache::cache_shape shape;
   shape.layers = kvcache::attention_layers(2, 2, 16);
   shape.blocks = 4;
   meet_other(link.peer_incarnation, std::make_shared<const kvcache::cache_layout>(
                                         kvcache::make_layout(shape, {}).value()));
   offer("another");
-  asks(other, "another");
+  asks(other, "another", std::nullopt, transfer_id{10});
   const auto refused = refusal(other_heard);
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->code, errc::layout_mismatch) << refused->reason;
