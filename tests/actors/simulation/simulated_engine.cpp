@@ -149,9 +149,15 @@ void simulated_engine::each_state(const operation& of,
   for (std::uint32_t i = 0; i < layout_.states.size(); ++i) {
     const auto& state = layout_.states[i];
     const bool sliced = state.sharding == kvcache::state_sharding::sliced;
-    const auto first = sliced ? layout_.tp_rank * static_cast<std::uint32_t>(state.slot_bytes) : 0;
-    what({state.region, state.base + *of.slot * state.slot_stride, state.slot_bytes, state_layer,
-          state.name == states.front().name ? 0U : 1U, first});
+    const auto number = state.name == states.front().name ? 0U : 1U;
+    const auto size = static_cast<std::uint32_t>(state.slot_bytes);
+    const auto first = sliced ? layout_.tp_rank * size : 0;
+    // Each half of a sliced one may come from a rank of its own.
+    const auto length = sliced ? static_cast<std::uint32_t>(states.back().bytes / 2) : size;
+    for (std::uint32_t at = 0; at < size; at += length) {
+      what({state.region, state.base + *of.slot * state.slot_stride + at, length, state_layer,
+            number, first + at});
+    }
   }
 }
 
