@@ -23,6 +23,7 @@ using link_simulation::side;
 
 /// After the last fault: when transfers begin that must succeed, and when nothing is left.
 constexpr milliseconds trial{40'000}, judged{60'000};
+constexpr milliseconds patience{2000};  ///< a retry window
 constexpr milliseconds news_delay{300};
 
 /// How the two replicas of a run are divided.
@@ -74,7 +75,8 @@ struct request {
   transfer_mode mode{transfer_mode::write};
   bool trial{false};
   std::uint32_t attempt{0};
-  std::map<std::size_t, asked> receives{};  ///< by the node
+  std::map<std::size_t, asked> receives{};       ///< by the node
+  std::map<std::size_t, operation_id> probed{};  ///< its sends, if it is a probe
 };
 using request_ptr = std::shared_ptr<request>;
 
@@ -86,7 +88,7 @@ class world final : public link_simulation::faulty_nodes, public node_world {
     ledger_.sources = names_of(prefill);
     ledger_.violate = [this](const std::string& what) { violate(what); };
     ledger_.note = [this](const std::string& what) { note(what); };
-    retry_window_ = milliseconds{chance_.one_in(2) ? 0 : 2000};
+    retry_window_ = chance_.one_in(2) ? milliseconds{0} : patience;
     source_lease_ = milliseconds{2000 + chance_.upto(8000)};
     default_deadline_ = milliseconds{4000 + chance_.upto(6000)};
     max_operations_ = chance_.one_in(4) ? 6 : 64;
@@ -152,6 +154,8 @@ class world final : public link_simulation::faulty_nodes, public node_world {
   [[nodiscard]] bool runs(std::size_t which) const { return at(which)->alive && !leaves(which); }
   void soon(std::size_t which, milliseconds most, std::function<void()> what);
   void look_at_parked();
+  void probe_retry(bool again);
+  void check_probe(const request_ptr& of, bool goes_on);
 
   report told_;
   engine_ledger ledger_;
@@ -560,6 +564,54 @@ void world::look_at_parked() {
   time_.after(milliseconds{200}, [this] { look_at_parked(); });
 }
 
+/// All decode ranks take a source, and one gives up while the others wait. With a retry window the
+/// source waits that long for it to ask again; without one it ends for all.
+void world::probe_retry(bool again) {
+  const auto made = std::make_shared<request>();
+  made->id = "r" + std::to_string(++told_.requests);
+  made->tokens = 1 + chance_.upto(15);
+  made->trial = true;
+  made->attempt = 1;
+  for (const auto which : nodes_of_[prefill]) {
+    soon(which, milliseconds{200}, [this, made, which] {
+      const auto send = lives_[which].engine->send(made->id, 1, made->tokens, {}, false);
+      if (send) made->probed[which] = *send;
+    });
+  }
+  for (const auto which : nodes_of_[decode]) {
+    soon(which, milliseconds{200}, [this, made, which] { ask(made, which); });
+  }
+  const auto quits = nodes_of_[decode].back();
+  time_.after(milliseconds{1000}, [this, made, quits] {
+    lives_[quits].engine->abort(made->receives[quits].operation);
+  });
+  const bool waits = retry_window_.count() > 0;
+  time_.after(milliseconds{2000}, [this, made, quits, again, waits] {
+    check_probe(made, waits);
+    if (!again || !waits) return;
+    ask(made, quits);
+    for (const auto& [which, send] : made->probed) {
+      compute(made, lives_[which].node, send, made->tokens);
+    }
+  });
+  time_.after(milliseconds{1500} + patience, [this, made, again, waits] {
+    check_probe(made, false);
+    for (const auto which : nodes_of_[decode]) {
+      require(has(made, which) == (again && waits),
+              "a rank that asks again in time does not get " + made->id + ", or another does");
+    }
+  });
+}
+
+void world::check_probe(const request_ptr& of, bool goes_on) {
+  for (const auto which : nodes_of_[prefill]) {
+    require(of->probed.contains(which), "a probe is not sent");
+    require(lives_[which].engine->goes_on(of->probed[which]) == goes_on,
+            "after a rank gave " + of->id + " up, its source at " + seats()[which].name +
+                (goes_on ? " has ended" : " goes on"));
+  }
+}
+
 report world::run() {
   for (std::size_t which = 0; which < seats().size(); ++which) start(which);
   next_fault();
@@ -568,6 +620,9 @@ report world::run() {
   for (std::uint32_t i = 0; i < 4; ++i) {
     time_.at(end_of_faults() + trial + i * milliseconds{500},
              [this, i] { begin(true, i % 2 == 0 ? transfer_mode::write : transfer_mode::read); });
+  }
+  for (const bool again : {true, false}) {
+    time_.at(end_of_faults() + trial + milliseconds{3000}, [this, again] { probe_retry(again); });
   }
   time_.at(end_of_faults() + judged, [this] {
     for (const auto& one : trials_) {

@@ -95,6 +95,8 @@ void simulated_engine::furnish(engine_node& at, const division& how, std::uint64
 
 simulated_engine::simulated_engine(engine_node& at, engine_ledger& in)
     : at_{at}, ledger_{in}, layout_{*at.context->layout}, shadow_{at.memory} {
+  const auto& self = at_.context->self;
+  if (self.stage == "prefill") ledger_.sent_since[self.rank].clear();
   for (const auto& region : shadow_) place_of_.emplace_back(region.size(), nobody);
   const auto marks = [&](std::size_t region, std::uint64_t offset, std::uint64_t length,
                          std::uint32_t place) {
@@ -272,7 +274,11 @@ std::uint32_t simulated_engine::rounded(std::uint32_t tokens) const {
 
 operation_id simulated_engine::begins(operation_id id, operation what, milliseconds deadline) {
   const auto given = deadline.count() > 0 ? deadline : at_.context->settings.default_deadline;
-  what.due = at_.now() + given;
+  what.began = at_.now();
+  what.due = what.began + given;
+  if (what.kind == operation_kind::send) {
+    ledger_.sent_since[at_.context->self.rank][what.request] = what.began;
+  }
   const auto& of = open_.emplace(id, std::move(what)).first->second;
   if (of.slot) user_of_.emplace(first_slot + *of.slot, id);
   opens(id, of,
@@ -506,6 +512,9 @@ void simulated_engine::ends(operation_id id, operation& of,
   of.due = at_.now() + longest_fence;
   auto& sum = ledger_.totals;
   auto& history = ledger_.requests[of.request];
+  if (of.kind == operation_kind::send) {
+    ledger_.sent_since[at_.context->self.rank].erase(of.request);
+  }
   if (failure) {
     ++sum.failed;
     ++sum.reasons[failure->code];
@@ -525,6 +534,8 @@ void simulated_engine::ends(operation_id id, operation& of,
   } else if (of.kind == operation_kind::send) {
     ++sum.sources_done;
     check_done(of);
+  } else if (of.kind == operation_kind::release) {
+    check_given_back(of);
   }
   if (of.early) give_back(of);
   if (of.kind == operation_kind::hold || of.kind == operation_kind::release) open_.erase(id);
@@ -565,6 +576,16 @@ void simulated_engine::check_patience(const operation& of) const {
   const bool by_an_engine = of.given_up || stopped_ || ledger_.requests.at(of.request).given_back;
   if (!by_an_engine && at_.now() < of.may_fail) {
     wrong(of, "fails before its retry window is over");
+  }
+}
+
+/// No source goes on that was there when the request was given back.
+void simulated_engine::check_given_back(const operation& of) const {
+  for (const auto& [rank, sent] : ledger_.sent_since) {
+    const auto found = sent.find(of.request);
+    if (found != sent.end() && found->second < of.began) {
+      wrong(of, "is done, and the source at rank " + std::to_string(rank) + " goes on");
+    }
   }
 }
 

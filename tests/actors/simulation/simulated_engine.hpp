@@ -62,6 +62,8 @@ struct engine_ledger {
   std::map<std::string, request_history> requests;
   /// Whose memory a transfer has read, and whose it has written.
   std::map<transfer_id, std::array<std::uint64_t, 2>> between;
+  /// Since when a request is being sent, by the prefill rank.
+  std::map<std::uint32_t, std::map<std::string, moment>> sent_since;
   engine_totals totals;
   std::function<void(const std::string&)> violate, note;
 };
@@ -93,6 +95,11 @@ class simulated_engine {
   void touched(transfer_id transfer, const link_simulation::touch& what);
 
   [[nodiscard]] bool is_open(operation_id which) const { return open_.contains(which); }
+  /// Whether it has no outcome yet.
+  [[nodiscard]] bool goes_on(operation_id which) const {
+    const auto found = open_.find(which);
+    return found != open_.end() && !found->second.concluded;
+  }
   [[nodiscard]] std::size_t open() const noexcept { return open_.size(); }
   [[nodiscard]] bool delivered(operation_id which) const { return delivered_.contains(which); }
   /// What a source is sealed with.
@@ -116,7 +123,7 @@ class simulated_engine {
     bool early{false};     ///< the blocks are given back with the outcome
     bool given_up{false};  ///< the engine has aborted it
     std::optional<transfer_id> transfer{};
-    moment due{};
+    moment began{}, due{};
     moment may_fail{};  ///< with a retry window: no decode rank ends the source before
   };
   /// A head of one token, or the state of a request, as it lies in memory and what it is. The
@@ -151,6 +158,7 @@ class simulated_engine {
   void check_received(const operation& of, std::uint32_t attempt);
   void check_done(const operation& of);
   void check_patience(const operation& of) const;
+  void check_given_back(const operation& of) const;
   void check_left(const operation& of);
   void layers_came(const operation& of, const cache_slice& slice);
   void wrong(const operation& of, const std::string& what) const;
