@@ -1,8 +1,8 @@
 #pragma once
 
-/// Two nodes, a prefill and a decode engine's, in one thread, under virtual time. The runners, the
-/// sessions, the links, the pools and the tables of both nodes are the real ones. The transport
-/// below them moves real bytes, and it, the processes, the hosts and the supervisor's news fail as
+/// The nodes of a prefill and of a decode replica, of one or two ranks each, in one thread and
+/// virtual time. The runners, the sessions, the links, the pools and the tables of all nodes are the
+/// real ones. The transport below them moves real bytes, and it, the processes, the hosts and the supervisor's news fail as
 /// `faulty_nodes` makes them. The engines above make random requests, know every byte that belongs
 /// anywhere, and check all that they are told and all that is touched. The same seed gives the same
 /// run.

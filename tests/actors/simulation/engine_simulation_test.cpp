@@ -35,6 +35,12 @@ void add(report& sum, const report& one) {
   all.words += its.words;
   all.in_line += its.in_line;
   all.again += its.again;
+  all.from_two += its.from_two;
+  all.from_parts += its.from_parts;
+  all.for_two += its.for_two;
+  all.once_more += its.once_more;
+  all.held_by_two += its.held_by_two;
+  all.words_to_two += its.words_to_two;
   sum.events += one.events;
   sum.requests += one.requests;
   sum.rebuilt += one.rebuilt;
@@ -62,7 +68,11 @@ TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_t
             << " aborted, " << engines.lapsed << " leases lapsed, " << engines.words << " words, "
             << engines.in_line << " in line, " << engines.again << " again, " << sum.parked
             << " seen parked, " << sum.rebuilt << " ends made again, " << sum.refused
-            << " batches refused by a fence\n";
+            << " batches refused by a fence; with several ranks: " << engines.from_two
+            << " received from two, " << engines.from_parts << " of them from parts, "
+            << engines.for_two << " sources done by two, " << engines.once_more
+            << " of them after a failure, " << engines.held_by_two << " held for both, "
+            << engines.words_to_two << " words to two\n";
   for (const auto& [code, count] : engines.reasons) {
     std::cout << "  failed: " << to_string(code) << " " << count << "\n";
   }
@@ -79,6 +89,12 @@ TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_t
   EXPECT_GT(sum.parked, wanted);
   EXPECT_GT(sum.rebuilt, wanted);
   EXPECT_GT(sum.refused, 0U);
+  EXPECT_GT(engines.from_two, wanted);
+  EXPECT_GT(engines.from_parts, 0U);
+  EXPECT_GT(engines.for_two, wanted);
+  EXPECT_GT(engines.once_more, 0U);
+  EXPECT_GT(engines.held_by_two, 0U);
+  EXPECT_GT(engines.words_to_two, wanted);
   EXPECT_EQ(sum.faults.size(), 8U);
 }
 

@@ -7,9 +7,10 @@
 
 namespace troupe::actors::link_simulation {
 
-faulty_nodes::faulty_nodes(const fault_options& of)
+faulty_nodes::faulty_nodes(const fault_options& of, std::vector<seat> seats)
     : chance_{of.seed},
       given_{of},
+      seats_{std::move(seats)},
       end_of_faults_{time_.now() + of.faults_for},
       wires_{time_,
              chance_,
@@ -24,8 +25,11 @@ faulty_nodes::faulty_nodes(const fault_options& of)
              },
              [this](const std::string& what) { violate(what); },
              [this] { refused(); },
-             [this] { return apart_until_; },
-             false} {}
+             [this](const process& one, const process& another) {
+               return apart_until(number_of(one), number_of(another));
+             },
+             false},
+      lives_(seats_.size()) {}
 
 faulty_nodes::~faulty_nodes() {
   for (const auto& node : nodes_) node->take_apart();
@@ -52,15 +56,20 @@ void faulty_nodes::run_until(moment end, const std::function<std::uint64_t()>& s
 
 // -- processes
 
-void faulty_nodes::start(side which) {
+std::size_t faulty_nodes::number_of(const std::string& name) const {
+  const auto found = std::ranges::find(seats_, name, &seat::name);
+  return static_cast<std::size_t>(found - seats_.begin());
+}
+
+void faulty_nodes::start(std::size_t which) {
   const auto made = new_node();
-  made->name = which == decode ? "decode" : "prefill";
+  made->name = seats_[which].name;
   made->incarnation = chance_.next() | 1U;
   node_settings settings;
   settings.cluster = "simulated";
   settings.self.name = made->name;
   settings.self.host = "10.0.0." + std::to_string(1 + which);
-  settings.self.boot_id = which == decode ? "0a" : "0b";
+  settings.self.boot_id = std::string{"0"} + "abcdef"[which];
   settings.self.incarnation = made->incarnation;
   settings.backend = transport::backend_kind::rdma;
   settings.fallback = {transport::backend_kind::tcp};
@@ -73,7 +82,7 @@ void faulty_nodes::start(side which) {
   made->context->endpoint = std::move(endpoint);
   nodes_.push_back(made);
   lives_[which] = made;
-  leaving_[which] = false;
+  leaving_.erase(which);
   note(made->name + " starts");
   started(which);
 }
@@ -87,7 +96,7 @@ void faulty_nodes::in(const std::shared_ptr<process>& where, const std::function
   }
 }
 
-void faulty_nodes::freeze(side which, microseconds time) {
+void faulty_nodes::freeze(std::size_t which, microseconds time) {
   const auto who = lives_[which];
   who->frozen_until = std::max(who->frozen_until, time_.now() + time);
   time_.at(who->frozen_until, [this, who] { wake(who); });
@@ -102,7 +111,7 @@ void faulty_nodes::wake(const node_ptr& who) {
   }
 }
 
-void faulty_nodes::die(side which) {
+void faulty_nodes::die(std::size_t which) {
   const auto who = lives_[which];
   if (!who->alive) return;
   note(who->name + " dies");
@@ -118,14 +127,15 @@ void faulty_nodes::die(side which) {
     }
     wire->process_died();
   }
-  const auto survivor = lives_[other(which)];
-  for (const auto& end : std::vector{survivor->ends}) {
-    if (end->peer() != who) continue;
-    time_.after(wires_.between(milliseconds{1}, milliseconds{3000}),
-                [this, end] { in(end->at(), [end] { end->peer_process_died(); }); });
-    time_.after(wires_.between(milliseconds{100}, milliseconds{6000}), [this, end] {
-      in(end->at(), [end] { end->order({peer_left{{errc::peer_lost, "it is down"}}}); });
-    });
+  for (const auto& survivor : lives_) {
+    for (const auto& end : std::vector{survivor->ends}) {
+      if (end->peer() != who) continue;
+      time_.after(wires_.between(milliseconds{1}, milliseconds{3000}),
+                  [this, end] { in(end->at(), [end] { end->peer_process_died(); }); });
+      time_.after(wires_.between(milliseconds{100}, milliseconds{6000}), [this, end] {
+        in(end->at(), [end] { end->order({peer_left{{errc::peer_lost, "it is down"}}}); });
+      });
+    }
   }
   died(which, who);
   time_.after(wires_.between(milliseconds{500}, milliseconds{4000}),
@@ -133,8 +143,8 @@ void faulty_nodes::die(side which) {
 }
 
 /// The process ends in good order: its links first, then itself.
-void faulty_nodes::leave(side which) {
-  if (!lives_[which]->alive || std::exchange(leaving_[which], true)) return;
+void faulty_nodes::leave(std::size_t which) {
+  if (!lives_[which]->alive || !leaving_.insert(which).second) return;
   note(lives_[which]->name + " leaves");
   in(lives_[which], [this, which] { stops(which); });
   time_.after(milliseconds{2000}, [this, which, who = lives_[which]] {
@@ -142,11 +152,11 @@ void faulty_nodes::leave(side which) {
   });
 }
 
-void faulty_nodes::stops(side which) {
+void faulty_nodes::stops(std::size_t which) {
   end_links(which);
 }
 
-void faulty_nodes::end_links(side which) {
+void faulty_nodes::end_links(std::size_t which) {
   for (const auto& end : std::vector{lives_[which]->ends}) {
     end->order({leave_link{{errc::peer_lost, "this node stops"}}});
   }
@@ -177,8 +187,22 @@ void faulty_nodes::next_fault() {
   });
 }
 
+/// Nothing passes between that host and one of the other side, or all of them.
+void faulty_nodes::cut_off(std::size_t which) {
+  const auto until = time_.now() + wires_.between(milliseconds{10}, milliseconds{2500});
+  std::vector<std::size_t> others;
+  for (std::size_t i = 0; i < seats_.size(); ++i) {
+    if (seats_[i].role != seats_[which].role) others.push_back(i);
+  }
+  if (others.size() > 1 && chance_.one_in(2)) others = {others[chance_.next() % others.size()]};
+  for (const auto one : others) {
+    auto& apart = apart_until(which, one);
+    apart = std::max(apart, until);
+  }
+}
+
 void faulty_nodes::fault() {
-  const auto which = chance_.one_in(2) ? decode : prefill;
+  const auto which = chance_.upto(static_cast<std::uint32_t>(seats_.size() - 1));
   const auto happens = [this](const std::string& what) {
     ++told_.faults[what];
     note("fault: " + what);
@@ -215,11 +239,7 @@ void faulty_nodes::fault() {
     case 7:
       happens("a process freezes");
       return freeze(which, wires_.between(milliseconds{1}, milliseconds{3000}));
-    case 8:
-      happens("nothing passes between the hosts");
-      apart_until_ = std::max(apart_until_,
-                              time_.now() + wires_.between(milliseconds{10}, milliseconds{2500}));
-      return;
+    case 8: happens("nothing passes between the hosts"); return cut_off(which);
     case 9:
     case 10:
       happens("a backend fails");
@@ -241,9 +261,10 @@ void faulty_nodes::fault() {
 // -- the network of the actors
 
 void faulty_nodes::mail(const node_ptr& from, const node_ptr& to, std::function<void()> what) {
-  auto& last = last_mail_[side_of(*from)];
-  last = std::max(
-      {last, time_.now() + wires_.between(microseconds{50}, milliseconds{3}), apart_until_});
+  const std::pair way{number_of(*from), number_of(*to)};
+  auto& last = last_mail_[way];
+  last = std::max({last, time_.now() + wires_.between(microseconds{50}, milliseconds{3}),
+                   apart_until(way.first, way.second)});
   time_.at(last, [this, to, what = std::move(what)] { in(to, what); });
 }
 

@@ -1,14 +1,17 @@
 #pragma once
 
-/// Two nodes whose processes, hosts, wires and backends fail by chance under virtual time, and what
-/// a simulation of them needs in any case. What the nodes do is up to the simulation.
+/// Nodes whose processes, hosts, wires and backends fail by chance under virtual time, and what a
+/// simulation of them needs in any case. What the nodes do is up to the simulation.
 
-#include <array>
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "link_end.hpp"
@@ -16,9 +19,14 @@
 namespace troupe::actors::link_simulation {
 
 using simulation::decode;
-using simulation::other;
 using simulation::prefill;
 using simulation::side;
+
+/// A node through all its lives. Each is on a host of its own; links are between the two sides.
+struct seat {
+  std::string name;
+  side role{decode};
+};
 
 struct fault_options {
   std::uint64_t seed{1};
@@ -46,17 +54,19 @@ class faulty_nodes : public end_world {
   void mail(const node_ptr& from, const node_ptr& to, std::function<void()> what) override;
 
  protected:
-  explicit faulty_nodes(const fault_options& of);
+  /// The nodes are known by their number in `seats`. Two of them are numbered as `side` is.
+  explicit faulty_nodes(const fault_options& of,
+                        std::vector<seat> seats = {{"decode", decode}, {"prefill", prefill}});
 
   // -- what a simulation adds
 
   [[nodiscard]] virtual node_ptr new_node() { return std::make_shared<node>(); }
-  virtual void furnish(side /*which*/, node_settings& /*settings*/) {}
+  virtual void furnish(std::size_t /*which*/, node_settings& /*settings*/) {}
   /// A new life of the node has its context.
-  virtual void started(side which) = 0;
-  virtual void died(side /*which*/, const node_ptr& /*who*/) {}
+  virtual void started(std::size_t which) = 0;
+  virtual void died(std::size_t /*which*/, const node_ptr& /*who*/) {}
   /// The node stops in good order. Its process ends a while later.
-  virtual void stops(side which);
+  virtual void stops(std::size_t which);
   /// Bytes of the transfer have moved from the one process to the other.
   virtual void landed(const process& from, const process& to, transfer_id transfer) = 0;
   /// These bytes of the process were read or written for a transfer.
@@ -66,19 +76,19 @@ class faulty_nodes : public end_world {
 
   // -- processes
 
-  void start(side which);
+  void start(std::size_t which);
   void in(const std::shared_ptr<process>& where, const std::function<void()>& what);
-  [[nodiscard]] const node_ptr& at(side which) const noexcept { return lives_[which]; }
-  [[nodiscard]] bool leaves(side which) const noexcept { return leaving_[which]; }
-  [[nodiscard]] static side side_of(const node& at) {
-    return at.name == "decode" ? decode : prefill;
-  }
+  [[nodiscard]] const node_ptr& at(std::size_t which) const noexcept { return lives_[which]; }
+  [[nodiscard]] bool leaves(std::size_t which) const { return leaving_.contains(which); }
+  [[nodiscard]] const std::vector<seat>& seats() const noexcept { return seats_; }
+  [[nodiscard]] std::size_t number_of(const std::string& name) const;
+  [[nodiscard]] std::size_t number_of(const process& of) const { return number_of(of.name); }
   /// Whether it is the latest life of its node.
   [[nodiscard]] bool is_latest(const node_ptr& which) const {
-    return lives_[side_of(*which)] == which;
+    return lives_[number_of(*which)] == which;
   }
-  void leave(side which);
-  void end_links(side which);
+  void leave(std::size_t which);
+  void end_links(std::size_t which);
 
   // -- faults, links
 
@@ -108,23 +118,30 @@ class faulty_nodes : public end_world {
   dice chance_;
 
  private:
-  void freeze(side which, microseconds time);
+  void freeze(std::size_t which, microseconds time);
   void wake(const node_ptr& who);
-  void die(side which);
+  void die(std::size_t which);
   void fault();
+  void cut_off(std::size_t which);
+  /// The same for both directions.
+  [[nodiscard]] moment& apart_until(std::size_t one, std::size_t another) {
+    return apart_until_[std::minmax(one, another)];
+  }
 
   const fault_options given_;
+  const std::vector<seat> seats_;
   fault_report told_;
-  moment apart_until_{}, end_of_faults_{};
+  moment end_of_faults_{};
 
  protected:
   wire_world wires_;
 
  private:
   wire::registry all_wires_;
-  std::array<node_ptr, 2> lives_;
-  std::array<bool, 2> leaving_{};
-  std::array<moment, 2> last_mail_{};
+  std::vector<node_ptr> lives_;
+  std::set<std::size_t> leaving_;
+  std::map<std::pair<std::size_t, std::size_t>, moment> apart_until_;  ///< by the two hosts
+  std::map<std::pair<std::size_t, std::size_t>, moment> last_mail_;  ///< from the one to the other
   std::uint64_t links_{0};
   std::vector<node_ptr> nodes_;  ///< every life
 };

@@ -120,7 +120,8 @@ void link_end::peer_process_died() {
 
 void link_end::reach_node() {
   const auto takes = world_.wires().between(microseconds{100}, milliseconds{5});
-  const auto there = std::max(world_.wires().time.now() + takes, world_.wires().apart_until());
+  const auto there =
+      std::max(world_.wires().time.now() + takes, world_.wires().apart_until(*at_, *peer_));
   const auto wait = std::chrono::ceil<microseconds>(there - world_.wires().time.now());
   const auto patience = at_->context->settings.connect_timeout;
   here(std::min<microseconds>(wait, patience), [this, late = wait > patience] {

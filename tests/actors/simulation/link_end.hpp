@@ -24,7 +24,7 @@ class end_world {
   /// A message from one node to another: in order, late, or never if the other one is dead.
   virtual void mail(const std::shared_ptr<node>& from, const std::shared_ptr<node>& to,
                     std::function<void()> what) = 0;
-  /// The prefill node's answer to a request for a link; null if it refuses to make an end.
+  /// A node's answer to a request for a link; null if it refuses to make an end.
   [[nodiscard]] virtual end_ptr make_acceptor(const std::shared_ptr<node>& at,
                                               const link_request& request) = 0;
   virtual void to_runner(const end_ptr& of, runner_event event) = 0;

@@ -64,13 +64,13 @@ class world final : public faulty_nodes {
   void ended(const end_ptr& of) override;
 
  private:
-  void started(side which) override;
+  void started(std::size_t which) override;
   void landed(const process& from, const process& to, transfer_id transfer) override;
   void refused() override { ++told_.refused; }
   // -- links
   void dial();
   [[nodiscard]] runner* runner_of(const node_ptr& at) {
-    return is_latest(at) ? &runners_[side_of(*at)] : nullptr;
+    return is_latest(at) ? &runners_[number_of(*at)] : nullptr;
   }
   // -- transfers
   void next_transfer();
@@ -101,7 +101,7 @@ class world final : public faulty_nodes {
   std::uint64_t transfers_{0};
 };
 
-void world::started(side which) {
+void world::started(std::size_t which) {
   runners_[which] = runner{};
   time_.after(wires_.between(milliseconds{1}, milliseconds{500}), [this] { dial(); });
 }
@@ -168,7 +168,7 @@ void world::to_runner(const end_ptr& of, runner_event event) {
       return hear(talker_ptr{known->second}, stray->message);
     }
     const auto* request = std::get_if<transfer_request>(&stray->message);
-    if (request == nullptr || leaves(side_of(*of->at()))) return;
+    if (request == nullptr || leaves(number_of(*of->at()))) return;
     require(!here->ended.contains(request->transfer),
             "a transfer is asked for after its last word");
     const auto made = std::make_shared<talker>();

@@ -30,33 +30,56 @@ std::byte content(const std::string& request, std::uint32_t attempt, std::uint32
   return static_cast<std::byte>(all >> 17U);
 }
 
-std::vector<std::byte> aux_of(std::uint32_t attempt) {
-  return {static_cast<std::byte>(attempt & 0xFFU), static_cast<std::byte>(attempt >> 8U)};
-}
+/// The states of the model: each belongs to one half of its layers.
+const std::array<kvcache::cache_shape::state, 2> states{
+    {{"first.conv", 24, kvcache::state_sharding::replicated},
+     {"last.conv", 16, kvcache::state_sharding::sliced}}};
 
 }  // namespace
 
-void simulated_engine::furnish(engine_node& at, std::uint64_t seed, dice& chance) {
-  // The model is the same at both nodes; how each keeps it is its own affair.
+std::vector<std::byte> simulated_engine::aux_of(std::uint32_t attempt) {
+  return {static_cast<std::byte>(attempt & 0xFFU), static_cast<std::byte>(attempt >> 8U)};
+}
+
+void simulated_engine::furnish(engine_node& at, const division& how, std::uint64_t seed,
+                               dice& chance) {
+  // The model is the same at all nodes; how each keeps it is its own affair.
   const auto model = dice{seed}.next();
+  const auto layers = static_cast<std::uint32_t>(2 + model % 3), half = layers / 2;
+  const auto rank = at.context->self.rank;
+  const bool last = rank + 1 == how.ranks;
   kvcache::cache_shape shape;
-  shape.layers = kvcache::attention_layers(static_cast<std::uint32_t>(2 + model % 3), 2, 4);
+  auto here = layers;
+  if (how.parts) {
+    here = last ? layers - half : half;
+    shape.first_layer = last ? half : 0;
+    shape.total_layers = layers;
+  } else {
+    shape.tp_rank = rank;
+    shape.tp_size = how.ranks;
+  }
+  shape.layers = kvcache::attention_layers(here, model / 3 % 4 == 0 ? 1 : 2, 4);
   shape.dtype = "int8";
   shape.block_tokens = block_tokens;
   shape.blocks = 12 + chance.upto(52);
-  if (model % 3 == 0) {
-    shape.states = {{"conv", 24, kvcache::state_sharding::replicated}};
+  if (model / 12 % 3 == 0) {
+    for (const auto& one : states) {
+      if (how.parts && (&one == &states.back()) != last) continue;
+      shape.states.push_back(one);
+      if (one.sharding == kvcache::state_sharding::sliced)
+        shape.states.back().bytes /= shape.tp_size;
+    }
     shape.state_slots = slots;
   }
-  kvcache::arrangement how;
+  kvcache::arrangement lies;
   if (chance.one_in(2)) {
-    how.regions = kvcache::region_use::per_layer;
+    lies.regions = kvcache::region_use::per_layer;
   } else if (chance.one_in(2)) {
-    how.order = kvcache::block_order::blocks_first;
+    lies.order = kvcache::block_order::blocks_first;
   }
-  if (chance.one_in(2)) how.inner = kvcache::block_inner::head_major;
-  if (chance.one_in(2)) how.kv = kvcache::kv_placement::separate;
-  auto layout = *kvcache::make_layout(shape, how);
+  if (chance.one_in(2)) lies.inner = kvcache::block_inner::head_major;
+  if (chance.one_in(2)) lies.kv = kvcache::kv_placement::separate;
+  auto layout = *kvcache::make_layout(shape, lies);
   auto& context = *at.context;
   std::uint32_t number = 0;
   for (const auto size : kvcache::region_sizes(layout)) {
@@ -72,6 +95,8 @@ void simulated_engine::furnish(engine_node& at, std::uint64_t seed, dice& chance
 
 simulated_engine::simulated_engine(engine_node& at, engine_ledger& in)
     : at_{at}, ledger_{in}, layout_{*at.context->layout}, shadow_{at.memory} {
+  const auto& self = at_.context->self;
+  if (self.stage == "prefill") ledger_.sent_since[self.rank].clear();
   for (const auto& region : shadow_) place_of_.emplace_back(region.size(), nobody);
   const auto marks = [&](std::size_t region, std::uint64_t offset, std::uint64_t length,
                          std::uint32_t place) {
@@ -79,10 +104,14 @@ simulated_engine::simulated_engine(engine_node& at, engine_ledger& in)
   };
   for (std::uint32_t layer = 0; layer < layout_.layers.size(); ++layer) {
     const auto& planes = layout_.layers[layer].planes;
+    const auto first =
+        kvcache::head_range(layout_.layers[layer].shape.kv_heads, layout_.tp_size, layout_.tp_rank)
+            .begin;
     for (std::uint32_t plane = 0; plane < planes.size(); ++plane) {
       const auto& at_plane = planes[plane];
       for (std::uint32_t head = 0; head < at_plane.heads; ++head) {
-        pieces_.push_back({at_plane.region, 0, at_plane.head_bytes, layer, plane, head});
+        pieces_.push_back(
+            {at_plane.region, 0, at_plane.head_bytes, layer, plane, first + head, head});
         for (std::uint32_t block = 0; block < layout_.blocks; ++block) {
           for (std::uint32_t token = 0; token < block_tokens; ++token) {
             marks(at_plane.region, at_plane.offset_of(block_id{block}, token, head),
@@ -109,8 +138,8 @@ void simulated_engine::each_piece(
   for (auto where : pieces_) {
     const auto& plane = layout_.layers[where.layer].planes[where.plane];
     for (auto token = token_begin; token < token_end; ++token) {
-      where.offset =
-          plane.offset_of(of.blocks.at(token / block_tokens), token % block_tokens, where.head);
+      where.offset = plane.offset_of(of.blocks.at(token / block_tokens), token % block_tokens,
+                                     where.local_head);
       what(where, token);
     }
   }
@@ -121,15 +150,31 @@ void simulated_engine::each_state(const operation& of,
   if (!of.slot) return;
   for (std::uint32_t i = 0; i < layout_.states.size(); ++i) {
     const auto& state = layout_.states[i];
-    what({state.region, state.base + *of.slot * state.slot_stride, state.slot_bytes, state_layer, i,
-          0});
+    const bool sliced = state.sharding == kvcache::state_sharding::sliced;
+    const auto number = state.name == states.front().name ? 0U : 1U;
+    const auto size = static_cast<std::uint32_t>(state.slot_bytes);
+    const auto first = sliced ? layout_.tp_rank * size : 0;
+    // Each half of a sliced one may come from a rank of its own.
+    const auto length = sliced ? static_cast<std::uint32_t>(states.back().bytes / 2) : size;
+    for (std::uint32_t at = 0; at < size; at += length) {
+      what({state.region, state.base + *of.slot * state.slot_stride + at, length, state_layer,
+            number, first + at});
+    }
   }
+}
+
+std::byte simulated_engine::belongs(const operation& of, std::uint32_t attempt, const piece& where,
+                                    std::uint32_t token, std::uint64_t i) const {
+  if (where.layer == state_layer) {
+    return content(of.request, attempt, state_layer, where.plane, 0, 0, where.head + i);
+  }
+  return content(of.request, attempt, layout_.first_layer + where.layer, where.plane, token,
+                 where.head, i);
 }
 
 void simulated_engine::write(const operation& of, const piece& where, std::uint32_t token) {
   for (std::uint64_t i = 0; i < where.length; ++i) {
-    at_.memory[where.region][where.offset + i] =
-        content(of.request, of.attempt, where.layer, where.plane, token, where.head, i);
+    at_.memory[where.region][where.offset + i] = belongs(of, of.attempt, where, token, i);
   }
   adopt(where);
 }
@@ -137,10 +182,8 @@ void simulated_engine::write(const operation& of, const piece& where, std::uint3
 bool simulated_engine::holds(const operation& of, std::uint32_t attempt, const piece& where,
                              std::uint32_t token) const {
   for (std::uint64_t i = 0; i < where.length; ++i) {
-    if (at_.memory[where.region][where.offset + i] !=
-        content(of.request, attempt, where.layer, where.plane, token, where.head, i)) {
-      return false;
-    }
+    const auto there = at_.memory[where.region][where.offset + i];
+    if (there != belongs(of, attempt, where, token, i)) return false;
   }
   return true;
 }
@@ -190,6 +233,12 @@ void simulated_engine::closes(operation_id id) {
 }
 
 void simulated_engine::touched(transfer_id transfer, const link_simulation::touch& what) {
+  auto& whose = ledger_.between[transfer].at(what.written ? 1 : 0);
+  if (whose == 0) whose = at_.incarnation;
+  if (whose != at_.incarnation) {
+    return ledger_.violate("transfer " + std::to_string(transfer.value) +
+                           " touches memory of another rank, " + at_.name);
+  }
   for (auto at = what.offset; at < what.offset + what.length; ++at) {
     const auto user = user_of_.find(place_of_[what.region][at]);
     const auto told = (what.written ? " writes" : " reads") + std::string{" memory of "} + at_.name;
@@ -225,7 +274,11 @@ std::uint32_t simulated_engine::rounded(std::uint32_t tokens) const {
 
 operation_id simulated_engine::begins(operation_id id, operation what, milliseconds deadline) {
   const auto given = deadline.count() > 0 ? deadline : at_.context->settings.default_deadline;
-  what.due = at_.now() + given;
+  what.began = at_.now();
+  what.due = what.began + given;
+  if (what.kind == operation_kind::send) {
+    ledger_.sent_since[at_.context->self.rank][what.request] = what.began;
+  }
   const auto& of = open_.emplace(id, std::move(what)).first->second;
   if (of.slot) user_of_.emplace(first_slot + *of.slot, id);
   opens(id, of,
@@ -260,7 +313,8 @@ void simulated_engine::watch(operation_id id) {
   });
 }
 
-std::optional<operation_id> simulated_engine::send(const std::string& request, std::uint32_t tokens,
+std::optional<operation_id> simulated_engine::send(const std::string& request,
+                                                   std::uint32_t attempt, std::uint32_t tokens,
                                                    send_spec terms, bool grows) {
   auto& context = *at_.context;
   const bool has_state = !layout_.states.empty();
@@ -268,6 +322,8 @@ std::optional<operation_id> simulated_engine::send(const std::string& request, s
   auto blocks = context.pool->allocate(rounded(tokens));
   if (!blocks) return std::nullopt;
   operation of{.kind = operation_kind::send, .request = request, .tokens = tokens};
+  of.attempt = attempt;
+  of.held_for = terms.held_for.size();
   of.mine = *blocks;
   of.blocks = blocks->blocks;
   terms.request = request;
@@ -292,8 +348,11 @@ std::optional<operation_id> simulated_engine::send(const std::string& request, s
     if (of.slot) free_slots_.insert(*of.slot);
     return std::nullopt;
   }
-  of.attempt = ++ledger_.requests[request].attempts;
+  auto& attempts = ledger_.requests[request].attempts;
+  attempts = std::max(attempts, attempt);
   const auto deadline = terms.deadline;
+  const auto given = deadline.count() > 0 ? deadline : context.settings.default_deadline;
+  of.may_fail = at_.now() + std::min(given, ledger_.retry_window);
   at_.order(engine_command{start_send{*id, std::move(terms)}});
   return begins(*id, std::move(of), deadline);
 }
@@ -334,12 +393,14 @@ bool simulated_engine::compute(operation_id send, std::uint32_t seal_at) {
   return false;
 }
 
-std::optional<operation_id> simulated_engine::receive(receive_spec terms, bool own) {
+std::optional<operation_id> simulated_engine::receive(receive_spec terms, std::uint32_t attempt,
+                                                      bool own) {
   auto& context = *at_.context;
   const bool has_state = !layout_.states.empty();
   if (stopped_ || (has_state && free_slots_.empty())) return std::nullopt;
   operation of{.kind = operation_kind::receive, .request = terms.request, .tokens = terms.tokens};
   of.mode = terms.mode;
+  of.attempt = attempt;
   of.early = at_.draw() % 4 == 0;
   if (own) {
     auto blocks = context.pool->allocate(rounded(terms.tokens));
@@ -376,16 +437,19 @@ std::optional<operation_id> simulated_engine::word(source_verb verb, const std::
   if (stopped_) return std::nullopt;
   const bool holds = verb == source_verb::hold;
   operation of{.kind = holds ? operation_kind::hold : operation_kind::release, .request = request};
-  if (!check_words(*at_.context, request, {"prefill"}, {})) return std::nullopt;
+  if (!check_words(*at_.context, request, ledger_.sources, {})) return std::nullopt;
   auto id = at_.context->operations.begin({of.kind, holds ? request : "", 0, false});
   if (!id) return std::nullopt;
-  at_.order(engine_command{start_word{*id, verb, request, {"prefill"}, {}}});
+  at_.order(engine_command{start_word{*id, verb, request, ledger_.sources, {}}});
   ++ledger_.totals.words;
+  if (ledger_.sources.size() > 1) ++ledger_.totals.words_to_two;
+  if (!holds) ledger_.requests[request].given_back = true;
   return begins(*id, std::move(of), milliseconds{0});
 }
 
 void simulated_engine::abort(operation_id which) {
   if (stopped_ || !at_.context->operations.find(which)) return;
+  if (const auto found = open_.find(which); found != open_.end()) found->second.given_up = true;
   at_.order(engine_command{abort_operation{which, "the engine gives it up"}});
 }
 
@@ -448,21 +512,30 @@ void simulated_engine::ends(operation_id id, operation& of,
   of.due = at_.now() + longest_fence;
   auto& sum = ledger_.totals;
   auto& history = ledger_.requests[of.request];
+  if (of.kind == operation_kind::send) {
+    ledger_.sent_since[at_.context->self.rank].erase(of.request);
+  }
   if (failure) {
     ++sum.failed;
     ++sum.reasons[failure->code];
     if (failure->code == errc::aborted) ++sum.aborted;
     if (failure->code == errc::lease_expired) ++sum.lapsed;
+    if (of.kind == operation_kind::send) check_patience(of);
+    if (of.kind == operation_kind::receive) history.failed.insert(of.attempt);
   } else if (of.kind == operation_kind::receive) {
     ++sum.moved[of.mode];
     delivered_.insert(id);
     check_received(of, attempt);
-    if (history.done.contains(attempt)) wrong(of, "is delivered what its source was done with");
-    history.delivered.insert(attempt);
+    for (std::uint32_t rank = 0; rank < ledger_.sources.size(); ++rank) {
+      const source_attempt its{rank, attempt};
+      if (history.done.contains(its)) wrong(of, "is delivered what its source was done with");
+      history.delivered[its].insert(at_.context->self.rank);
+    }
   } else if (of.kind == operation_kind::send) {
     ++sum.sources_done;
-    history.done.insert(of.attempt);
-    if (!history.delivered.contains(of.attempt)) wrong(of, "is done, and no receive has it");
+    check_done(of);
+  } else if (of.kind == operation_kind::release) {
+    check_given_back(of);
   }
   if (of.early) give_back(of);
   if (of.kind == operation_kind::hold || of.kind == operation_kind::release) open_.erase(id);
@@ -480,8 +553,52 @@ void simulated_engine::layers_came(const operation& of, const cache_slice& slice
              });
 }
 
+/// All decode ranks have what a source is done with.
+void simulated_engine::check_done(const operation& of) {
+  auto& history = ledger_.requests[of.request];
+  const source_attempt mine{at_.context->self.rank, of.attempt};
+  history.done.insert(mine);
+  const auto takers = ledger_.divided[simulation::decode].ranks;
+  const auto have = history.delivered[mine].size();
+  if (have < takers) {
+    wrong(of, "is done, and " + std::to_string(have) + " of " + std::to_string(takers) +
+                  " ranks have it");
+  }
+  if (takers == 1) return;
+  auto& sum = ledger_.totals;
+  ++sum.for_two;
+  if (history.failed.contains(of.attempt)) ++sum.once_more;
+  if (of.held_for == takers) ++sum.held_by_two;
+}
+
+/// With a retry window no decode rank ends the source at once: another attempt may come.
+void simulated_engine::check_patience(const operation& of) const {
+  const bool by_an_engine = of.given_up || stopped_ || ledger_.requests.at(of.request).given_back;
+  if (!by_an_engine && at_.now() < of.may_fail) {
+    wrong(of, "fails before its retry window is over");
+  }
+}
+
+/// No source goes on that was there when the request was given back.
+void simulated_engine::check_given_back(const operation& of) const {
+  for (const auto& [rank, sent] : ledger_.sent_since) {
+    const auto found = sent.find(of.request);
+    if (found != sent.end() && found->second < of.began) {
+      wrong(of, "is done, and the source at rank " + std::to_string(rank) + " goes on");
+    }
+  }
+}
+
 void simulated_engine::check_received(const operation& of, std::uint32_t attempt) {
-  const auto right = [&](const piece& where, std::uint32_t token) {
+  if (of.attempt != 0 && attempt != of.attempt) {
+    return wrong(of, "gets attempt " + std::to_string(attempt) + " instead of " +
+                         std::to_string(of.attempt));
+  }
+  if (ledger_.sources.size() > 1) {
+    ++ledger_.totals.from_two;
+    if (ledger_.divided[simulation::prefill].parts) ++ledger_.totals.from_parts;
+  }
+  const auto check = [&](const piece& where, std::uint32_t token) {
     if (!holds(of, attempt, where, token)) {
       wrong(of, "is done, and token " + std::to_string(token) + " of layer " +
                     std::to_string(where.layer) + " is not what attempt " +
@@ -489,8 +606,8 @@ void simulated_engine::check_received(const operation& of, std::uint32_t attempt
     }
     adopt(where);
   };
-  each_piece(of, of.prefix, of.tokens, right);
-  each_state(of, [&](const piece& where) { right(where, 0); });
+  each_piece(of, of.prefix, of.tokens, check);
+  each_state(of, [&](const piece& where) { check(where, 0); });
 }
 
 /// A receive that has failed leaves each piece as it was or as it was computed, and nothing more

@@ -52,7 +52,9 @@ result<void> wire::connect(const transport::link_offer& peer) {
     if (self->state_ == state::connecting) self->see_break(errc::deadline, "nobody connected");
   });
   if (options_.role == transport::link_role::acceptor) return {};
-  world_.time.at(arrival(world_.between(microseconds{50}, milliseconds{3})), [self, token] {
+  const auto takes = world_.between(microseconds{50}, milliseconds{3});
+  const auto there = all_[token].lock();
+  world_.time.at(arrival(takes, there ? *there->at_ : *at_), [self, token] {
     const auto other = self->all_[token].lock();
     if (!other || !other->at_->alive || self->state_ != state::connecting ||
         other->state_ != state::connecting || other->kind_ != self->kind_) {
@@ -66,6 +68,7 @@ result<void> wire::connect(const transport::link_offer& peer) {
 
 void wire::come_up(const std::shared_ptr<wire>& with) {
   peer_ = with;
+  there_ = with->at_;
   state_ = state::up;
   report(world_.between(microseconds{10}, milliseconds{2}), [self = shared_from_this()] {
     if (self->state_ != state::closed) self->sink_->on_up();
@@ -120,8 +123,8 @@ void wire::end_flights(errc code, const std::string& why) {
 
 // -- frames
 
-moment wire::arrival(microseconds takes) const {
-  return std::max({world_.time.now() + takes, silent_until_, world_.apart_until()});
+moment wire::arrival(microseconds takes, const process& there) const {
+  return std::max({world_.time.now() + takes, silent_until_, world_.apart_until(*at_, there)});
 }
 
 result<void> wire::send_frame(std::span<const std::byte> frame) {

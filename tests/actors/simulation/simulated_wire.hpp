@@ -55,9 +55,10 @@ struct wire_world {
   std::function<void(const process& of, transfer_id, const touch&)> touched;
   /// A batch asks for what no right end asks for.
   std::function<void(const std::string&)> wrong;
-  std::function<void()> refused;        ///< a batch came after a fence
-  std::function<moment()> apart_until;  ///< nothing passes between the two hosts before
-  bool calm{false};                     ///< no call fails by chance any more, but for want of room
+  std::function<void()> refused;  ///< a batch came after a fence
+  /// Nothing passes between the hosts of the two before.
+  std::function<moment(const process&, const process&)> apart_until;
+  bool calm{false};  ///< no call fails by chance any more, but for want of room
 
   [[nodiscard]] microseconds between(microseconds least, microseconds most) const {
     const auto room = static_cast<std::uint64_t>((most - least).count() + 1);
@@ -110,8 +111,9 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
   void report(microseconds after, std::function<void()> what);
   void come_up(const std::shared_ptr<wire>& with);
   void see_break(errc code, const std::string& why);
-  /// When what is sent now and takes that long arrives.
-  [[nodiscard]] moment arrival(microseconds takes) const;
+  /// When what is sent now and takes that long arrives at the process.
+  [[nodiscard]] moment arrival(microseconds takes, const process& there) const;
+  [[nodiscard]] moment arrival(microseconds takes) const { return arrival(takes, *there_); }
   void hear(std::vector<std::byte> frame);
   void land(std::uint64_t number);
   /// Moves the bytes, at most so many segments. Returns whether both ends permit it.
@@ -132,6 +134,7 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
   const std::uint64_t token_;
   state state_{state::opened};
   std::weak_ptr<wire> peer_;
+  std::shared_ptr<process> there_;  ///< of the peer, once it is up
   bool cut_{false};
   moment silent_until_{};
   moment last_sent_{}, last_reported_{};
