@@ -97,23 +97,23 @@ void agent_core::send_notes_in(lock_type& lock, const peer_ptr& who) {
     if (!wire) return;
     std::list<remote_agent::waiting_note> hand;
     hand.splice(hand.end(), who->notes, who->notes.begin());
-    const auto& [frame, bytes] = hand.front();
-    who->account.hand_over(bytes);
+    const auto& note = hand.front();
+    who->account.hand_over(note.bytes);
     ++who->unsure_notes;
     who->note_in_hand = true;
     lock.unlock();
-    const auto sent = or_error("a notice is sent", [&] { return wire->send_frame(frame); });
+    const auto sent = or_error("a notice is sent", [&] { return wire->send_frame(note.frame); });
     lock.lock();
     const bool dropped = !std::exchange(who->note_in_hand, false);
     if (sent) continue;
     if (who->unsure_notes > 0) --who->unsure_notes;
-    who->account.take_back(bytes);
+    who->account.take_back(note.bytes);
     if (dropped) {
       // The peer may have told its count meanwhile, and that has no such notice to take back.
       who->account.doubt();
       continue;
     }
-    who->account.reserve(bytes);
+    who->account.reserve(note.bytes);
     who->notes.splice(who->notes.begin(), hand);
     if (sent.error().code == errc::overloaded) {
       // One timer, however many calls of `notify` find the link full.
