@@ -19,58 +19,32 @@ constexpr auto tick_interval = std::chrono::milliseconds{10};
 void arm(self_pointer self) {
   auto& st = self->state;
   const bool values_expire = st.context->values && st.context->values->anything_expires();
-  if (st.ticking || (st.waiters.empty() && !values_expire)) return;
+  if (st.ticking || (st.line->empty() && !values_expire)) return;
   st.ticking = true;
-  const auto interval = st.waiters.empty() ? tick_interval * 10 : tick_interval;
+  const auto interval = st.line->empty() ? tick_interval * 10 : tick_interval;
   self->delayed_send(self, interval, tick_atom::value);
 }
 
+void grant(self_pointer self, operation_id operation, result<kvcache::allocation> blocks) {
+  self->send(self->state.runner, runner_event{blocks_granted{operation, std::move(blocks)}});
+}
+
 void serve(self_pointer self) {
-  auto& st = self->state;
-  if (!st.context->pool) return;
-  for (auto& served : st.context->pool->serve(std::chrono::steady_clock::now())) {
-    const auto found = st.waiters.find(served.waiter);
-    if (found == st.waiters.end()) {
-      // It left the line at the same moment: nobody else knows of these blocks.
-      if (served.outcome)
-        (void)st.context->pool->free(served.outcome->owner, served.outcome->blocks);
-      continue;
-    }
-    const auto operation = found->second;
-    st.by_operation.erase(operation);
-    st.waiters.erase(found);
-    self->send(st.runner, runner_event{blocks_granted{operation, std::move(served.outcome)}});
-  }
+  for (auto& served : self->state.line->serve(std::chrono::steady_clock::now()))
+    grant(self, served.operation, std::move(served.blocks));
 }
 
 void on_wait_for_blocks(self_pointer self, const wait_for_blocks& order) {
-  auto& st = self->state;
-  if (!st.context->pool) {
-    self->send(st.runner,
-               runner_event{blocks_granted{
-                   order.operation,
-                   fail(errc::invalid_config,
-                        "this node has no pool of its own; name the destination blocks")}});
+  const auto waits = self->state.line->wait(order.operation, order.count, order.deadline);
+  if (!waits) {
+    grant(self, order.operation, fail(waits.error()));
     return;
   }
-  auto waiter = st.context->pool->wait(order.count, order.deadline);
-  if (!waiter) {
-    self->send(st.runner, runner_event{blocks_granted{order.operation, fail(waiter.error())}});
-    return;
-  }
-  st.waiters.emplace(*waiter, order.operation);
-  st.by_operation.emplace(order.operation, *waiter);
   serve(self);
 }
 
 void on_leave_line(self_pointer self, const leave_line& order) {
-  auto& st = self->state;
-  const auto found = st.by_operation.find(order.operation);
-  if (found == st.by_operation.end()) return;
-  const auto waiter = found->second;
-  st.waiters.erase(waiter);
-  st.by_operation.erase(found);
-  st.context->pool->cancel(waiter);
+  self->state.line->leave(order.operation);
   serve(self);
 }
 
@@ -80,6 +54,7 @@ pool_manager_actor::behavior_type pool_manager(
     pool_manager_actor::stateful_pointer<pool_manager_state> self, context_ptr context,
     runner_actor runner) {
   set_log_handlers(*self, "pool");
+  self->state.line.emplace(context->pool.get());
   self->state.context = std::move(context);
   self->state.runner = std::move(runner);
   return {

@@ -1,11 +1,12 @@
 #pragma once
 
-#include <unordered_map>
+#include <optional>
 
 #include <caf/typed_event_based_actor.hpp>
 
 #include "troupe/actors/context/node_context.hpp"
 #include "troupe/actors/messages/messages.hpp"
+#include "troupe/actors/operations/block_line.hpp"
 
 namespace troupe::actors {
 
@@ -14,8 +15,7 @@ namespace troupe::actors {
 struct pool_manager_state {
   context_ptr context;
   runner_actor runner;
-  std::unordered_map<kvcache::waiter_id, operation_id> waiters;
-  std::unordered_map<operation_id, kvcache::waiter_id> by_operation;
+  std::optional<block_line> line;
   bool ticking{false};
   static inline const char* name = "pool_manager";
 };
