@@ -8,57 +8,6 @@
 
 namespace troupe::actors::engine_simulation {
 
-void mailbox::put(wire_world& wires, const std::shared_ptr<link_simulation::process>& at,
-                  std::function<void()> what) {
-  last_ = std::max(last_, wires.time.now() + wires.between(microseconds{0}, microseconds{200}));
-  wires.time.at(last_, [&wires, at, what = std::move(what)] { wires.in(at, what); });
-}
-
-// -- the pool
-
-void pool_line::handle(const pool_command& command) {
-  if (const auto* wait = std::get_if<wait_for_blocks>(&command.what)) {
-    auto waiter = at_.context->pool->wait(wait->count, wait->deadline);
-    if (!waiter)
-      return at_.hear(runner_event{blocks_granted{wait->operation, fail(waiter.error())}});
-    waiters_.emplace(*waiter, wait->operation);
-    by_operation_.emplace(wait->operation, *waiter);
-  } else if (const auto* leave = std::get_if<leave_line>(&command.what)) {
-    const auto found = by_operation_.find(leave->operation);
-    if (found == by_operation_.end()) return;
-    waiters_.erase(found->second);
-    at_.context->pool->cancel(found->second);
-    by_operation_.erase(found);
-  }
-  serve();
-  arm();
-}
-
-void pool_line::serve() {
-  for (auto& served : at_.context->pool->serve(at_.now())) {
-    const auto found = waiters_.find(served.waiter);
-    if (found == waiters_.end()) {
-      if (served.outcome) {
-        (void)at_.context->pool->free(served.outcome->owner, served.outcome->blocks);
-      }
-      continue;
-    }
-    at_.hear(runner_event{blocks_granted{found->second, std::move(served.outcome)}});
-    by_operation_.erase(found->second);
-    waiters_.erase(found);
-  }
-}
-
-void pool_line::arm() {
-  if (ticking_ || waiters_.empty()) return;
-  ticking_ = true;
-  at_.here(milliseconds{10}, [this] {
-    ticking_ = false;
-    serve();
-    arm();
-  });
-}
-
 // -- a session
 
 class engine_node::running_session final : public session_surroundings,
@@ -112,6 +61,7 @@ class engine_node::running_session final : public session_surroundings,
 
 void engine_node::open() {
   runner_ = std::make_unique<operations::operation_runner>(*this, context);
+  line_.emplace(context->pool.get());
   context->pool->on_blocks_for_waiters([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->tell_pool(pool_command{pool_changed{}});
   });
@@ -168,6 +118,34 @@ void engine_node::link_ended(std::uint64_t link) {
   put([link](auto& runner) { runner.on_link_ended(link, false); });
 }
 
+// -- the pool, as its manager's actor serves it
+
+void engine_node::handle(const pool_command& command) {
+  if (const auto* order = std::get_if<wait_for_blocks>(&command.what)) {
+    const auto waits = line_->wait(order->operation, order->count, order->deadline);
+    if (!waits) return hear(runner_event{blocks_granted{order->operation, fail(waits.error())}});
+  } else if (const auto* left = std::get_if<leave_line>(&command.what)) {
+    line_->leave(left->operation);
+  }
+  serve_pool();
+  arm_pool();
+}
+
+void engine_node::serve_pool() {
+  for (auto& served : line_->serve(now()))
+    hear(runner_event{blocks_granted{served.operation, std::move(served.blocks)}});
+}
+
+void engine_node::arm_pool() {
+  if (pool_ticks_ || line_->empty()) return;
+  pool_ticks_ = true;
+  here(milliseconds{10}, [this] {
+    pool_ticks_ = false;
+    serve_pool();
+    arm_pool();
+  });
+}
+
 std::string engine_node::leftovers() const {
   const auto left = runner_->report();
   const auto pool = context->pool->counters();
@@ -181,7 +159,7 @@ std::string engine_node::leftovers() const {
   if (context->operations.open() != 0) return "an operation";
   if (pool.pinned != 0) return "a pinned block";
   if (pool.free != pool.total || pool.waiters != 0) return "a block that is not free";
-  if (!line_.empty()) return "an operation in line for blocks";
+  if (!line_->empty()) return "an operation in line for blocks";
   if (context->counters.active_transfers != 0) return "a transfer that is counted";
   return {};
 }
@@ -211,7 +189,7 @@ void engine_node::need_link(actors::need_link what) {
 
 void engine_node::tell_pool(pool_command what) {
   to_pool_.put(world_.transports(), shared_from_this(),
-               [self = shared_from_this(), what = std::move(what)] { self->line_.handle(what); });
+               [self = shared_from_this(), what = std::move(what)] { self->handle(what); });
 }
 
 void engine_node::tell_link(const link_handle& link, link_command what) {

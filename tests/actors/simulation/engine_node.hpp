@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "troupe/actors/operations/block_line.hpp"
 #include "troupe/actors/runner/operation_runner.hpp"
 
 #include "link_end.hpp"
@@ -15,6 +16,7 @@
 namespace troupe::actors::engine_simulation {
 
 using link_simulation::end_ptr;
+using link_simulation::mailbox;
 using link_simulation::microseconds;
 using link_simulation::milliseconds;
 using link_simulation::moment;
@@ -31,33 +33,6 @@ class node_world {
   /// Something was told to the engine of the node, maybe.
   virtual void events_came(engine_node& of) = 0;
   virtual void said(const engine_node& of, const std::string& what) = 0;
-};
-
-/// The messages to one actor of a process: in order, each handled a little after it was sent.
-class mailbox {
- public:
-  void put(wire_world& wires, const std::shared_ptr<link_simulation::process>& at,
-           std::function<void()> what);
-
- private:
-  moment last_{};
-};
-
-/// The line for blocks before the real pool, as `pool_manager` serves it.
-class pool_line {
- public:
-  explicit pool_line(engine_node& at) : at_{at} {}
-  void handle(const pool_command& command);
-  [[nodiscard]] bool empty() const noexcept { return waiters_.empty(); }
-
- private:
-  void serve();
-  void arm();
-
-  engine_node& at_;
-  std::map<kvcache::waiter_id, operation_id> waiters_;
-  std::map<operation_id, kvcache::waiter_id> by_operation_;
-  bool ticking_{false};
 };
 
 /// One life of a node: the real runner and its real sessions, and what stands for their actors.
@@ -112,10 +87,14 @@ class engine_node final : public link_simulation::node,
 
   void put(std::function<void(operations::operation_runner&)> what);
   void order_link(std::uint64_t link, link_command what);
+  void handle(const pool_command& command);
+  void serve_pool();
+  void arm_pool();
 
   node_world& world_;
   std::unique_ptr<operations::operation_runner> runner_;
-  pool_line line_{*this};
+  std::optional<block_line> line_;
+  bool pool_ticks_{false};
   mailbox to_runner_, to_pool_;
   std::map<transfer_id, std::shared_ptr<running_session>> sessions_;
   std::set<std::uint64_t> watched_;  ///< ids of links

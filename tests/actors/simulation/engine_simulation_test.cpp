@@ -1,6 +1,5 @@
 #include "engine_simulation.hpp"
 
-#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <string>
@@ -9,9 +8,8 @@
 
 #include "troupe/actors/logging.hpp"
 
-#include "seed.hpp"
+#include "seeded_runs.hpp"
 
-// TROUPE_SEED=N repeats one run, with all that happens in it. TROUPE_RUNS=N makes N of them.
 namespace troupe::actors::engine_simulation {
 namespace {
 
@@ -49,17 +47,9 @@ void add(report& sum, const report& one) {
 }
 
 TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_them_fails) {
-  const bool one = std::getenv("TROUPE_SEED") != nullptr;
-  const auto wanted = one ? 1 : troupe::testing::number_from_environment("TROUPE_RUNS", runs);
   report sum;
-  for (std::uint64_t i = 0; i < wanted; ++i) {
-    options of;
-    of.seed = one ? troupe::testing::seed() : troupe::testing::seed() * 1000 + i;
-    of.traced = one;
-    const auto r = run(of);
-    ASSERT_EQ(r.violation, "") << "TROUPE_SEED=" << of.seed << " runs it again";
-    add(sum, r);
-  }
+  const auto wanted = troupe::testing::run_many(runs, run, [&](const report& r) { add(sum, r); });
+  if (HasFailure()) return;
   auto& engines = sum.engines;
   std::cout << wanted << " runs: " << sum.events << " events, " << sum.requests << " requests, "
             << engines.moved[transfer_mode::write] << " written, "
@@ -99,13 +89,7 @@ TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_t
 }
 
 TEST_F(engines_under_virtual_time, run_the_same_way_again_from_the_same_seed) {
-  options of;
-  of.seed = troupe::testing::seed();
-  const auto first = run(of), second = run(of);
-  EXPECT_EQ(first.digest, second.digest);
-  EXPECT_EQ(first.events, second.events);
-  of.seed += 1;
-  EXPECT_NE(run(of).digest, first.digest);
+  troupe::testing::expect_runs_follow_their_seed(run);
 }
 
 }  // namespace

@@ -25,11 +25,8 @@ void link_end::here(microseconds after, std::function<void()> what) {
 }
 
 void link_end::put(std::function<void()> what) {
-  auto& wires = world_.wires();
-  const auto now = wires.time.now();
-  last_in_mailbox_ =
-      std::max(last_in_mailbox_, now + wires.between(microseconds{0}, microseconds{200}));
-  here(std::chrono::ceil<microseconds>(last_in_mailbox_ - now), std::move(what));
+  mailbox_.put(world_.wires(), at_,
+               [self = shared_from_this(), what = std::move(what)] { what(); });
 }
 
 void link_end::handle(const end_ptr& from, const std::function<void()>& what) {

@@ -116,7 +116,7 @@ class link_end final : public links::link_surroundings,
   end_ptr other_;
   links::far_end end_;
   std::vector<std::weak_ptr<link_end>> watchers_;
-  moment last_in_mailbox_{};
+  mailbox mailbox_;
   links::peer_link link_;
 };
 

@@ -1,6 +1,5 @@
 #include "link_simulation.hpp"
 
-#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <set>
@@ -10,9 +9,8 @@
 
 #include "troupe/actors/logging.hpp"
 
-#include "seed.hpp"
+#include "seeded_runs.hpp"
 
-// TROUPE_SEED=N repeats one run, with all that happens in it. TROUPE_RUNS=N makes N of them.
 namespace troupe::actors::link_simulation {
 namespace {
 
@@ -24,15 +22,8 @@ class links_under_virtual_time : public ::testing::Test {
 };
 
 TEST_F(links_under_virtual_time, keep_every_invariant_while_everything_below_them_fails) {
-  const bool one = std::getenv("TROUPE_SEED") != nullptr;
-  const auto wanted = one ? 1 : troupe::testing::number_from_environment("TROUPE_RUNS", runs);
   report sum;
-  for (std::uint64_t i = 0; i < wanted; ++i) {
-    options of;
-    of.seed = one ? troupe::testing::seed() : troupe::testing::seed() * 1000 + i;
-    of.traced = one;
-    const auto r = run(of);
-    ASSERT_EQ(r.violation, "") << "TROUPE_SEED=" << of.seed << " runs it again";
+  const auto wanted = troupe::testing::run_many(runs, run, [&](const report& r) {
     sum.events += r.events;
     sum.links += r.links;
     sum.rebuilds += r.rebuilds;
@@ -40,7 +31,8 @@ TEST_F(links_under_virtual_time, keep_every_invariant_while_everything_below_the
     sum.given_up += r.given_up;
     sum.refused += r.refused;
     for (const auto& [what, count] : r.faults) sum.faults[what] += count;
-  }
+  });
+  if (HasFailure()) return;
   std::cout << wanted << " runs: " << sum.events << " events, " << sum.links << " ends came up, "
             << sum.rebuilds << " were made again, " << sum.moved << " transfers moved, "
             << sum.given_up << " given up, " << sum.refused << " batches refused by a fence\n";
@@ -55,13 +47,7 @@ TEST_F(links_under_virtual_time, keep_every_invariant_while_everything_below_the
 }
 
 TEST_F(links_under_virtual_time, run_the_same_way_again_from_the_same_seed) {
-  options of;
-  of.seed = troupe::testing::seed();
-  const auto first = run(of), second = run(of);
-  EXPECT_EQ(first.digest, second.digest);
-  EXPECT_EQ(first.events, second.events);
-  of.seed += 1;
-  EXPECT_NE(run(of).digest, first.digest);
+  troupe::testing::expect_runs_follow_their_seed(run);
 }
 
 }  // namespace

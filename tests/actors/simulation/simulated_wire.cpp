@@ -9,6 +9,12 @@
 
 namespace troupe::actors::link_simulation {
 
+void mailbox::put(wire_world& wires, const std::shared_ptr<process>& at,
+                  std::function<void()> what) {
+  last_ = std::max(last_, wires.time.now() + wires.between(microseconds{0}, microseconds{200}));
+  wires.time.at(last_, [&wires, at, what = std::move(what)] { wires.in(at, what); });
+}
+
 wire::wire(wire_world& in, registry& all, std::shared_ptr<process> at, transport::backend_kind kind,
            const transport::link_options& options, std::shared_ptr<transport::link_sink> sink)
     : world_{in},

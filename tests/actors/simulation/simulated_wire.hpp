@@ -66,6 +66,15 @@ struct wire_world {
   }
 };
 
+/// The messages to one actor of a process: in order, each handled a little after it was sent.
+class mailbox {
+ public:
+  void put(wire_world& wires, const std::shared_ptr<process>& at, std::function<void()> what);
+
+ private:
+  moment last_{};
+};
+
 /// One end of a simulated transport link.
 class wire final : public transport::link, public std::enable_shared_from_this<wire> {
  public:

@@ -1,0 +1,45 @@
+#pragma once
+
+/// Runs of a simulation whose whole course follows from a seed. TROUPE_SEED=N repeats one run, with
+/// all that happens in it. TROUPE_RUNS=N makes N of them.
+
+#include <cstdint>
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+#include "seed.hpp"
+
+namespace troupe::testing {
+
+/// Makes the runs, `by_default` unless the environment says otherwise, and hands each report to
+/// `take`. Fails with the first one that has a violation. Returns how many there were to be.
+template <class Options, class Report, class Take>
+std::uint64_t run_many(std::uint64_t by_default, Report (*run)(const Options&), Take&& take) {
+  const bool one = std::getenv("TROUPE_SEED") != nullptr;
+  const auto wanted = one ? 1 : number_from_environment("TROUPE_RUNS", by_default);
+  for (std::uint64_t i = 0; i < wanted; ++i) {
+    Options of;
+    of.seed = one ? seed() : seed() * 1000 + i;
+    of.traced = one;
+    const auto report = run(of);
+    EXPECT_EQ(report.violation, "") << "TROUPE_SEED=" << of.seed << " runs it again";
+    if (!report.violation.empty()) break;
+    take(report);
+  }
+  return wanted;
+}
+
+/// The same seed gives the same run, another seed another one.
+template <class Options, class Report>
+void expect_runs_follow_their_seed(Report (*run)(const Options&)) {
+  Options of;
+  of.seed = seed();
+  const auto first = run(of), second = run(of);
+  EXPECT_EQ(first.digest, second.digest);
+  EXPECT_EQ(first.events, second.events);
+  of.seed += 1;
+  EXPECT_NE(run(of).digest, first.digest);
+}
+
+}  // namespace troupe::testing
