@@ -70,16 +70,11 @@ class selective_clock final : public caf::detail::thread_safe_actor_clock {
   std::unordered_set<caf::actor_id> with_timeouts_;
 };
 
-class scheduler final : public caf::scheduler::coordinator<caf::policy::work_sharing> {
+class scheduler : public caf::scheduler::coordinator<caf::policy::work_sharing> {
  public:
   using super = caf::scheduler::coordinator<caf::policy::work_sharing>;
   explicit scheduler(caf::actor_system& system) : super{system}, clock_{super::clock()} {}
   selective_clock& clock() noexcept override { return clock_; }
-
-  static caf::actor_system::module* make(caf::actor_system& system,
-                                         caf::detail::type_list<> /*none*/) {
-    return new scheduler{system};  // NOLINT: the actor system takes it
-  }
 
  private:
   selective_clock clock_;

@@ -27,10 +27,54 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+struct host_config;
+
+/// Starts a module of CAF's, whose threads perhaps cannot be started. CAF must not hear of that: its
+/// constructor would destroy threads that run, and ask for the clock of a scheduler that is gone.
+/// The system is made without, and its maker looks at `start_failure`.
+template <class Start>
+void start_module(const caf::actor_system& system, Start&& start) noexcept;
+
+class host_scheduler final : public scheduler {
+ public:
+  using scheduler::scheduler;
+  static caf::actor_system::module* make(caf::actor_system& system,
+                                         caf::detail::type_list<> /*none*/) {
+    return new host_scheduler{system};  // NOLINT: the actor system takes it
+  }
+
+ protected:
+  void start() override {
+    start_module(system(), [this] { scheduler::start(); });
+  }
+};
+
+class host_middleman final : public caf::actor_system::module {
+ public:
+  explicit host_middleman(caf::actor_system& system)
+      : system_{system}, real_{caf::io::middleman::make(system, {})} {}
+  void start() override {
+    start_module(system_, [this] { real_->start(); });
+  }
+  void stop() override { real_->stop(); }
+  void init(caf::actor_system_config& config) override { real_->init(config); }
+  id_t id() const override { return real_->id(); }
+  void* subtype_ptr() override { return real_->subtype_ptr(); }
+
+  static caf::actor_system::module* make(caf::actor_system& system,
+                                         caf::detail::type_list<> /*none*/) {
+    return new host_middleman{system};  // NOLINT: the actor system takes it
+  }
+
+ private:
+  caf::actor_system& system_;
+  std::unique_ptr<caf::actor_system::module> real_;
+};
+
 struct host_config : caf::actor_system_config {
   explicit host_config(const actor_host_options& options) {
-    load<scheduler>();
-    load<caf::io::middleman>();
+    load<host_scheduler>();
+    load<host_middleman>();
     add_message_types<caf::id_block::troupe>();
     add_message_type<node_actor>("troupe::actors::node_actor");
     set("scheduler.max-threads", std::max<std::size_t>(options.threads, 1));
@@ -39,7 +83,45 @@ struct host_config : caf::actor_system_config {
     set("middleman.workers",
         std::size_t{0});  // messages are decoded where they arrive, which saves a hop
   }
+
+  mutable std::exception_ptr start_failure;  ///< of the first module that did not start
 };
+
+template <class Start>
+void start_module(const caf::actor_system& system, Start&& start) noexcept {
+  const auto& config = static_cast<const host_config&>(system.config());
+  if (config.start_failure) return;
+  try {
+    start();
+  } catch (...) {
+    config.start_failure = std::current_exception();
+  }
+}
+
+/// Never destroys a system that cannot be ended. It stays reachable, so that leak checkers do not
+/// report it.
+void leave_behind(std::unique_ptr<caf::actor_system_config> config,
+                  std::unique_ptr<caf::actor_system> system) {
+  static auto* const left_behind = new std::vector<
+      std::pair<std::unique_ptr<caf::actor_system_config>, std::unique_ptr<caf::actor_system>>>;
+  static std::mutex mutex;
+  const std::lock_guard lock{mutex};
+  left_behind->emplace_back(std::move(config), std::move(system));
+}
+
+/// Throws what the start of one of its modules threw.
+std::unique_ptr<caf::actor_system> make_system(const actor_host_options& options,
+                                               std::unique_ptr<caf::actor_system_config>& config) {
+  auto made = std::make_unique<host_config>(options);
+  auto& failure = made->start_failure;
+  config = std::move(made);
+  auto system = std::make_unique<caf::actor_system>(*config);
+  if (const auto why = failure) {
+    leave_behind(std::move(config), std::move(system));
+    std::rethrow_exception(why);
+  }
+  return system;
+}
 
 door_options door_options_of(const door_security& security) {
   door_options options;
@@ -58,8 +140,7 @@ door_options door_options_of(const door_security& security) {
 
 actor_host::actor_host(actor_host_options options)
     : options_{std::move(options)},
-      config_{std::make_unique<host_config>(options_)},
-      system_{std::make_unique<caf::actor_system>(*config_)},
+      system_{make_system(options_, config_)},
       network_{std::make_unique<network>(*system_, door_options_of(options_.security))} {
   const caf_thread_scope made_it;
   own_threads_ = system_->detached_actors();
@@ -91,12 +172,7 @@ actor_host::~actor_host() {
         "the actor system is left behind with everything that its actors hold: one of its actors "
         "does not end, or code outside of it holds an actor that has a thread of its own");
     network_->cut();
-    // Still reachable, so that leak checkers do not report it.
-    static auto* const left_behind = new std::vector<
-        std::pair<std::unique_ptr<caf::actor_system_config>, std::unique_ptr<caf::actor_system>>>;
-    static std::mutex mutex;
-    const std::lock_guard lock{mutex};
-    left_behind->emplace_back(std::move(config_), std::move(system_));
+    leave_behind(std::move(config_), std::move(system_));
     return;
   }
   {
