@@ -37,12 +37,12 @@ def install(parts):
 
 
 def explore(words):
-    """Runs simulated clusters with many seeds, or minimises one seed."""
+    """Runs simulations with many seeds, or minimises one seed."""
     if not install(["simulation"]):
         return 2
     build = Build("release")
-    build.make(["cluster_explorer"])
-    return subprocess.run([build.folder / "tests/actors/simulation/cluster_explorer", "--jobs", str(JOBS), *words],
+    build.make(["simulation_explorer"])
+    return subprocess.run([build.folder / "tests/actors/simulation/simulation_explorer", "--jobs", str(JOBS), *words],
                           check=False).returncode
 
 

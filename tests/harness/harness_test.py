@@ -1,6 +1,7 @@
 """Checks what the harness reports for tests that fail now and then, always, or with a sanitizer's report, using
 planted tests."""
 import contextlib
+import importlib.util
 import io
 import os
 import pathlib
@@ -186,6 +187,18 @@ class Harness(unittest.TestCase):
             self.assertIn(f"sudo rm -rf {where}", said)
         for path in (built.parent, built):
             path.chmod(0o755)
+
+    def test_a_simulation_with_options_is_explored_and_another_word_is_refused(self):
+        spec = importlib.util.spec_from_file_location("program", pathlib.Path(__file__).with_name("__main__.py"))
+        program = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(program)
+        words = ["--of", "links", "--seeds", "1..9"]
+        with unittest.mock.patch.object(program, "explore", return_value=7) as explored:
+            self.assertEqual(program.main(["simulation", *words]), 7)
+        explored.assert_called_once_with(words)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(program.main(["simulation", "links"]), 2)
+        self.assertIn("no part named 'links'", said.getvalue())
 
     def test_a_label_that_no_test_carries_is_a_failure(self):
         build = self.build(one=PASSES)

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "seed.hpp"
+#include "seeded_runs.hpp"
 #include "simulation.hpp"
 
 // TROUPE_SEED=N TROUPE_NODES=N TROUPE_REQUESTS=N repeat one of the runs, or run a larger one.
@@ -126,6 +127,12 @@ TEST(cluster_simulation, a_seed_runs_the_same_way_again) {
   EXPECT_EQ(once.digest, again.digest);
   EXPECT_EQ(once.events, again.events);
   EXPECT_NE(once.digest, run(small(8)).digest);
+}
+
+TEST(cluster_simulation, a_run_is_cut_down_to_what_breaks_an_invariant) {
+  troupe::testing::expect_runs_shrink<options, report>(whole(), small(3), 3, [](const report& r) {
+    return r.faults.contains("node killed") && r.lapses > 0 && r.done > 2;
+  });
 }
 
 TEST(cluster_simulation, a_thousand_nodes_and_a_hundred_thousand_requests) {

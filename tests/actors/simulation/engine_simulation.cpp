@@ -27,11 +27,13 @@ constexpr milliseconds patience{2000};  ///< a retry window
 constexpr milliseconds news_delay{300};
 
 /// How the two replicas of a run are divided.
-std::array<division, 2> divided_by(std::uint64_t seed) {
-  dice chance{~seed};
+std::array<division, 2> divided_by(const options& of) {
+  dice chance{~of.seed};
   std::array<division, 2> all;
-  for (auto& one : all) {
+  for (const auto role : {decode, prefill}) {
+    auto& one = all[role];
     one.ranks = 1 + chance.upto(1);
+    if (of.ranks) one.ranks = (*of.ranks)[role];
     one.parts = one.ranks > 1 && chance.one_in(3);
   }
   return all;
@@ -82,8 +84,8 @@ using request_ptr = std::shared_ptr<request>;
 
 class world final : public link_simulation::faulty_nodes, public node_world {
  public:
-  explicit world(const options& of) : faulty_nodes{of, seats_of(divided_by(of.seed))} {
-    ledger_.divided = divided_by(of.seed);
+  explicit world(const options& of) : faulty_nodes{of, seats_of(divided_by(of))} {
+    ledger_.divided = divided_by(of);
     for (std::size_t i = 0; i < seats().size(); ++i) nodes_of_[seats()[i].role].push_back(i);
     ledger_.sources = names_of(prefill);
     ledger_.violate = [this](const std::string& what) { violate(what); };
@@ -402,7 +404,7 @@ void world::soon(std::size_t which, milliseconds most, std::function<void()> wha
 void world::next_request() {
   time_.after(wires_.between(milliseconds{5}, milliseconds{300}), [this] {
     if (time_.now() >= end_of_faults() + milliseconds{2000}) return;
-    begin(false, chance_.one_in(2) ? transfer_mode::write : transfer_mode::read);
+    if (asks()) begin(false, chance_.one_in(2) ? transfer_mode::write : transfer_mode::read);
     next_request();
   });
 }
@@ -647,6 +649,7 @@ report world::run() {
   run_until(end_of_faults() + judged + milliseconds{1}, [this] { return told_.requests; });
   static_cast<link_simulation::fault_report&>(told_) = outcome();
   told_.engines = ledger_.totals;
+  told_.ranks = {ledger_.divided[decode].ranks, ledger_.divided[prefill].ranks};
   return told_;
 }
 
@@ -654,6 +657,19 @@ report world::run() {
 
 report run(const options& of) {
   return world{of}.run();
+}
+
+troupe::testing::shrinkable<options, report> whole() {
+  auto all = link_simulation::of_nodes(run, "requests");
+  all.take_apart = [nodes = all.take_apart](options& of, const report& first) {
+    of.ranks = first.ranks;
+    auto parts = nodes(of, first);
+    parts.push_back({"second ranks", first.ranks.size(), [](options& from, std::size_t i) {
+                       return std::exchange((*from.ranks)[i], 1U) > 1;
+                     }});
+    return parts;
+  };
+  return all;
 }
 
 }  // namespace troupe::actors::engine_simulation

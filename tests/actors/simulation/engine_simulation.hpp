@@ -7,7 +7,9 @@
 /// anywhere, and check all that they are told and all that is touched. The same seed gives the same
 /// run.
 
+#include <array>
 #include <cstdint>
+#include <optional>
 
 #include "faulty_nodes.hpp"
 #include "simulated_engine.hpp"
@@ -16,14 +18,19 @@ namespace troupe::actors::engine_simulation {
 
 struct options : link_simulation::fault_options {
   options() { faults_for = std::chrono::seconds{20}; }
+  /// Of a reduced run (shrink.hpp), by side. Empty: the seed says how many.
+  std::optional<std::array<std::uint32_t, 2>> ranks;
 };
 
 struct report : link_simulation::fault_report {
   engine_totals engines;
   std::uint64_t requests{0}, rebuilt{0}, parked{0};
-  std::uint64_t refused{0};  ///< batches that came after a fence
+  std::uint64_t refused{0};              ///< batches that came after a fence
+  std::array<std::uint32_t, 2> ranks{};  ///< by side
 };
 
 [[nodiscard]] report run(const options& of);
+
+[[nodiscard]] troupe::testing::shrinkable<options, report> whole();
 
 }  // namespace troupe::actors::engine_simulation

@@ -92,5 +92,11 @@ TEST_F(engines_under_virtual_time, run_the_same_way_again_from_the_same_seed) {
   troupe::testing::expect_runs_follow_their_seed(run);
 }
 
+TEST_F(engines_under_virtual_time, are_cut_down_to_what_breaks_an_invariant) {
+  troupe::testing::expect_runs_shrink<options, report>(whole(), {}, 3, [](const report& r) {
+    return r.faults.contains("a process dies") && r.rebuilt > 0 && r.engines.aborted > 2;
+  });
+}
+
 }  // namespace
 }  // namespace troupe::actors::engine_simulation

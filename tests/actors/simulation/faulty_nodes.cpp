@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <iostream>
 #include <optional>
+#include <regex>
 #include <utility>
 
 namespace troupe::actors::link_simulation {
+
+std::string kind_of(const std::string& violation) {
+  // The name of a node may be at the beginning.
+  const auto out = std::regex_replace(violation, std::regex{"^\\S+: |-[0-9]+"}, "");
+  return std::regex_replace(out.substr(0, out.find(": ")), std::regex{"[0-9]+"}, "N");
+}
 
 faulty_nodes::faulty_nodes(const fault_options& of, std::vector<seat> seats)
     : chance_{of.seed},
@@ -175,16 +182,40 @@ std::vector<std::shared_ptr<wire>> faulty_nodes::wires_up() const {
 }
 
 void faulty_nodes::next_fault() {
-  const auto mean = 1e6 / given_.faults_per_second;
-  const auto pause = static_cast<std::int64_t>(mean * 2 * (chance_.upto(1000) / 1000.0));
-  time_.after(microseconds{pause}, [this] {
+  const auto which = told_.drawn_faults.size();
+  const auto length = chance_.upto(1000) / 1000.0;
+  auto when = end_of_faults_;
+  if (given_.drawn_faults) {
+    if (which < given_.drawn_faults->size()) when = (*given_.drawn_faults)[which].when;
+  } else if (given_.faults_per_second > 0) {
+    const auto mean = 1e6 / given_.faults_per_second;
+    when = time_.now() + microseconds{static_cast<std::int64_t>(mean * 2 * length)};
+  }
+  time_.at(when, [this, which] {
+    told_.drawn_faults.push_back({time_.now(), chance_});
+    auto& drawn = told_.drawn_faults.back();
     if (time_.now() >= end_of_faults_) {
+      drawn.happens = false;
       wires_.calm = true;
       return;
     }
-    fault();
+    if (given_.drawn_faults) {
+      drawn = (*given_.drawn_faults)[which];
+      repeat(drawn);
+    } else {
+      fault();
+      for (auto before = drawn.chance; before != chance_; ++drawn.draws) before.next();
+    }
     next_fault();
   });
+}
+
+/// The dice of the run go on as if the fault had drawn from them, also if it is left out.
+void faulty_nodes::repeat(const drawn_fault& what) {
+  auto others = std::exchange(chance_, what.chance);
+  if (what.happens) fault();
+  for (std::uint32_t i = 0; i < what.draws; ++i) others.next();
+  chance_ = others;
 }
 
 /// Nothing passes between that host and one of the other side, or all of them.

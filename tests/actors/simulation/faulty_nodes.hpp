@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "link_end.hpp"
+#include "shrink.hpp"
 
 namespace troupe::actors::link_simulation {
 
@@ -28,11 +30,25 @@ struct seat {
   side role{decode};
 };
 
+/// One fault of a run: its time, and the dice that say what it is.
+struct drawn_fault {
+  moment when;
+  dice chance;
+  std::uint32_t draws{0};  ///< how many numbers it drew
+  bool happens{true};      ///< if false, it is left out
+};
+
 struct fault_options {
   std::uint64_t seed{1};
   std::chrono::seconds faults_for{40};  ///< no fault begins after this virtual time
   double faults_per_second{1.5};
   bool traced{false};  ///< print every step
+
+  // -- for a reduced run (shrink.hpp)
+
+  /// Faults of a former run, used instead of drawing new ones.
+  std::optional<std::vector<drawn_fault>> drawn_faults;
+  std::set<std::uint64_t> unasked;  ///< transfers or requests that are never made, by number
 };
 
 struct fault_report {
@@ -40,7 +56,33 @@ struct fault_report {
   std::uint64_t digest{0};  ///< of all events, in order
   std::uint64_t events{0};
   std::map<std::string, std::uint64_t> faults;
+  std::vector<drawn_fault> drawn_faults;
+  std::uint64_t asked{0};  ///< transfers or requests, without those that come after the last fault
 };
+
+/// The invariant that the violation is about, without the names and numbers of this run.
+[[nodiscard]] std::string kind_of(const std::string& violation);
+
+/// A simulation of such nodes, which make `asked` of each other.
+template <class Options, class Report>
+[[nodiscard]] troupe::testing::shrinkable<Options, Report> of_nodes(Report (*run)(const Options&),
+                                                                    const std::string& asked) {
+  return {run, kind_of, [asked](Options& of, const Report& first) {
+            of.drawn_faults = first.drawn_faults;
+            return std::vector<troupe::testing::dispensable<Options>>{
+                {"faults", of.drawn_faults->size(),
+                 [](Options& from, std::size_t i) {
+                   return std::exchange((*from.drawn_faults)[i].happens, false);
+                 }},
+                {"seconds with faults", static_cast<std::size_t>(of.faults_for.count()),
+                 [](Options& from, std::size_t i) {
+                   const std::chrono::seconds all{i};
+                   return std::exchange(from.faults_for, std::min(from.faults_for, all)) > all;
+                 }},
+                {asked, first.asked,
+                 [](Options& from, std::size_t i) { return from.unasked.insert(i).second; }}};
+          }};
+}
 
 class faulty_nodes : public end_world {
  public:
@@ -93,6 +135,8 @@ class faulty_nodes : public end_world {
   // -- faults, links
 
   void next_fault();
+  /// Whether the next transfer or request is made.
+  [[nodiscard]] bool asks() { return !given_.unasked.contains(told_.asked++); }
   [[nodiscard]] std::vector<std::shared_ptr<wire>> wires_up() const;
   /// `asked`: the runner's question that a dialled link answers.
   end_ptr make_end(const node_ptr& at, const node_ptr& peer, transport::link_role role,
@@ -122,6 +166,7 @@ class faulty_nodes : public end_world {
   void wake(const node_ptr& who);
   void die(std::size_t which);
   void fault();
+  void repeat(const drawn_fault& what);
   void cut_off(std::size_t which);
   /// The same for both directions.
   [[nodiscard]] moment& apart_until(std::size_t one, std::size_t another) {

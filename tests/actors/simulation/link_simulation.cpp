@@ -189,7 +189,7 @@ void world::to_runner(const end_ptr& of, runner_event event) {
 void world::next_transfer() {
   time_.after(wires_.between(milliseconds{5}, milliseconds{400}), [this] {
     if (time_.now() >= end_of_faults() + trial) return;
-    in(at(decode), [this] { begin_transfer(false); });
+    if (asks()) in(at(decode), [this] { begin_transfer(false); });
     next_transfer();
   });
 }

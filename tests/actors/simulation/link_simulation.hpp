@@ -26,4 +26,8 @@ struct report : fault_report {
 
 [[nodiscard]] report run(const options& of);
 
+[[nodiscard]] inline troupe::testing::shrinkable<options, report> whole() {
+  return of_nodes(run, "transfers");
+}
+
 }  // namespace troupe::actors::link_simulation

@@ -50,5 +50,14 @@ TEST_F(links_under_virtual_time, run_the_same_way_again_from_the_same_seed) {
   troupe::testing::expect_runs_follow_their_seed(run);
 }
 
+TEST_F(links_under_virtual_time, are_cut_down_to_what_breaks_an_invariant) {
+  troupe::testing::expect_runs_shrink<options, report>(whole(), {}, 3, [](const report& r) {
+    // Eight transfers after the last fault are always made.
+    return r.faults.contains("a process dies") && r.rebuilds > 2 && r.moved > 10;
+  });
+  EXPECT_EQ(kind_of("prefill-1: transfer 17 hears of no end"), "transfer N hears of no end");
+  EXPECT_EQ(kind_of("at decode-0 are 2 links: 5, 6"), "at decode are N links");
+}
+
 }  // namespace
 }  // namespace troupe::actors::link_simulation

@@ -5,10 +5,13 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
+#include <string>
 
 #include <gtest/gtest.h>
 
 #include "seed.hpp"
+#include "shrink.hpp"
 
 namespace troupe::testing {
 
@@ -40,6 +43,34 @@ void expect_runs_follow_their_seed(Report (*run)(const Options&)) {
   EXPECT_EQ(first.events, second.events);
   of.seed += 1;
   EXPECT_NE(run(of).digest, first.digest);
+}
+
+/// A run is repeated from its list of faults. One with a planted violation is cut down to `most`
+/// faults and to less of everything else, and breaks the same invariant, the same way each time.
+template <class Options, class Report>
+void expect_runs_shrink(shrinkable<Options, Report> what, const Options& of, std::size_t most,
+                        const std::function<bool(const Report&)>& breaks) {
+  const auto whole = what.run(of);
+  ASSERT_TRUE(breaks(whole)) << "choose another seed";
+  auto again = of;
+  const auto parts = what.take_apart(again, whole);
+  EXPECT_EQ(what.run(again).digest, whole.digest);
+
+  const auto planted = [&breaks, run = what.run](const Options& with) {
+    auto r = run(with);
+    r.violation = breaks(r) ? "planted: after " + std::to_string(r.events) + " events" : "";
+    return r;
+  };
+  what.run = planted;
+  const auto least = shrink<Options, Report>(what, of, 5, [](const std::string&) {});
+  EXPECT_EQ(what.kind_of(least.story.violation), what.kind_of("planted: after 1 events"));
+  EXPECT_LT(least.story.events, whole.events);
+  EXPECT_GT(parts.front().left_in(again), most);
+  for (const auto& part : parts) {
+    EXPECT_LE(part.left_in(least.of), part.name == "faults" ? most : part.left_in(again))
+        << part.name << "; left are " << least.left;
+  }
+  EXPECT_EQ(planted(least.of).violation, least.story.violation);
 }
 
 }  // namespace troupe::testing

@@ -19,6 +19,8 @@
 
 #include "troupe/kvcache/errc.hpp"
 
+#include "shrink.hpp"
+
 namespace troupe::actors::cluster_simulation {
 
 /// One fault of a run: its time and every number that was drawn for it.
@@ -79,5 +81,7 @@ struct report {
 [[nodiscard]] std::string kind_of(const std::string& violation);
 
 [[nodiscard]] report run(const options& of);
+
+[[nodiscard]] troupe::testing::shrinkable<options, report> whole();
 
 }  // namespace troupe::actors::cluster_simulation

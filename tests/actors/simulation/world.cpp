@@ -229,6 +229,25 @@ std::string kind_of(const std::string& violation) {
   return violation.substr(0, violation.find(':'));
 }
 
+troupe::testing::shrinkable<options, report> whole() {
+  return {run, kind_of, [](options& of, const report& first) {
+            of.faults = first.drawn_faults;
+            of.at_most = first.virtual_time + std::chrono::seconds{10};
+            return std::vector<troupe::testing::dispensable<options>>{
+                {"faults", of.faults->size(),
+                 [](options& from, std::size_t i) {
+                   return std::exchange((*from.faults)[i].happens, false);
+                 }},
+                {"nodes", std::size_t{of.prefills} + of.decodes,
+                 [](options& from, std::size_t i) {
+                   return from.absent_nodes.insert(static_cast<std::uint32_t>(i)).second;
+                 }},
+                {"requests", of.requests, [](options& from, std::size_t i) {
+                   return from.unasked_requests.insert(static_cast<std::uint32_t>(i)).second;
+                 }}};
+          }};
+}
+
 options small(std::uint64_t seed) {
   options of;
   of.seed = seed;

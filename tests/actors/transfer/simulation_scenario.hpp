@@ -32,6 +32,7 @@ class dice {
     return static_cast<std::uint32_t>(next() % (most + 1ull));
   }
   bool one_in(std::uint32_t n) { return next() % n == 0; }
+  friend bool operator==(const dice&, const dice&) = default;
 
  private:
   std::uint64_t state_;
