@@ -450,11 +450,15 @@ int run_demo(const demo_options& options, std::ostream& out, std::ostream& compl
     complaints << "troupe demo: " << to_string(folder.error()) << "\n";
     return failed;
   }
+  const auto remove_folder = [&] {
+    if (auto ok = folder->remove(); !ok)
+      complaints << "troupe demo: " << to_string(ok.error()) << "\n";
+  };
   demo show{options, out, *folder};
   const auto identical = show.run();
   show.stop();
   if (show.interrupted()) {
-    folder->remove();
+    remove_folder();
     complaints << "troupe demo: interrupted; every process was stopped\n";
     return interrupted;
   }
@@ -464,7 +468,7 @@ int run_demo(const demo_options& options, std::ostream& out, std::ostream& compl
                << "\nThe deployment and the logs are in " << folder->file("") << "\n";
     return failed;
   }
-  folder->remove();
+  remove_folder();
   return *identical ? 0 : failed;
 }
 

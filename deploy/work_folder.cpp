@@ -54,12 +54,18 @@ bool holds_only_ours(const fs::path& folder) {
          });
 }
 
-/// Removes a folder and its files.
-void remove_with_files(const fs::path& folder) {
+/// Removes a folder and its files. Returns false, with `errno`, if something stays.
+bool remove_with_files(const fs::path& folder) {
   const auto entries = transport::read_folder(folder);
-  if (!entries) return;
-  for (const auto& entry : *entries) ::unlink(entry.c_str());
-  ::rmdir(folder.c_str());
+  if (!entries) return false;
+  int why = 0;
+  for (const auto& entry : *entries)
+    if (::unlink(entry.c_str()) != 0) why = errno;
+  if (why != 0) {
+    errno = why;  // rmdir would only say that the folder is not empty
+    return false;
+  }
+  return ::rmdir(folder.c_str()) == 0;
 }
 
 bool is_named_like_ours(std::string_view name) {
@@ -74,7 +80,7 @@ void remove_abandoned(const std::string& base) {
     if (!is_named_like_ours(entry.filename().string())) continue;
     const auto fd = open_own(entry.string());
     if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) == 0 && holds_only_ours(entry)) {
-      remove_with_files(entry);
+      (void)remove_with_files(entry);
     }
   }
 }
@@ -91,21 +97,38 @@ result<work_folder> work_folder::make(const std::string& base) {
     }
     auto lock = open_own(path);
     if (!lock) {
-      return fail(errc::internal, "cannot open " + path + " (" + std::strerror(errno) + ")");
+      const int why = errno;
+      ::rmdir(path.c_str());
+      return fail(errc::internal, "cannot open " + path + " (" + std::strerror(why) + ")");
     }
     // If folders cannot be locked here, no other run takes ours for an abandoned one either.
     while (::flock(lock.get(), LOCK_EX) != 0 && errno == EINTR) {
     }
     // Otherwise another run removed it as abandoned before it was locked.
     if (is_there(lock, path)) return work_folder{std::move(path), std::move(lock)};
+    ::rmdir(path.c_str());  // still there, and empty, if only the look at it failed
   }
 }
 
 work_folder::work_folder(std::string path, owned_fd lock) noexcept
     : path_{std::move(path)}, lock_{std::move(lock)} {}
 
-void work_folder::remove() const {
-  remove_with_files(path_);
+work_folder::~work_folder() {
+  try {
+    if (lock_) (void)remove_with_files(path_);
+  } catch (...) {  // too little memory to list its files: the next run removes it
+  }
+}
+
+result<void> work_folder::remove() {
+  const bool gone = remove_with_files(path_);
+  const int why = errno;
+  lock_.reset();
+  if (!gone) {
+    return fail(errc::internal, "cannot remove " + path_ + " (" + std::strerror(why) +
+                                    "); the next run tries again, or remove it yourself");
+  }
+  return {};
 }
 
 void work_folder::keep() {
@@ -113,6 +136,7 @@ void work_folder::keep() {
   const auto name = path.filename().string().substr(folder_prefix.size());
   const auto kept = (path.parent_path() / (std::string{kept_prefix} + name)).string();
   if (std::rename(path_.c_str(), kept.c_str()) == 0) path_ = kept;
+  lock_.reset();
 }
 
 }  // namespace troupe::deploy

@@ -6,8 +6,12 @@
 /// forget its timeouts, even though most never had one: a wake-up and a context switch for every
 /// transfer.
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 
@@ -70,9 +74,76 @@ class selective_clock final : public caf::detail::thread_safe_actor_clock {
   std::unordered_set<caf::actor_id> with_timeouts_;
 };
 
-class scheduler : public caf::scheduler::coordinator<caf::policy::work_sharing> {
+/// Work sharing that loses no actor when memory runs short. CAF first puts a message into an actor's
+/// mailbox, then the actor into this queue. If the second fails, nothing ever schedules the actor
+/// again, and all that wait for its answers hang. So the nodes of the queue are kept, and an actor
+/// that finds none waits for one.
+class lasting_sharing : public caf::policy::work_sharing {
  public:
-  using super = caf::scheduler::coordinator<caf::policy::work_sharing>;
+  struct coordinator_data : caf::policy::work_sharing::coordinator_data {
+    explicit coordinator_data(caf::scheduler::abstract_coordinator* self)
+        : caf::policy::work_sharing::coordinator_data{self}, spare(spare_nodes) {}
+    queue_type spare;  ///< nodes that are not in the queue; guarded by `lock`
+  };
+
+  template <class Coordinator>
+  void enqueue(Coordinator* self, caf::resumable* job) noexcept {
+    auto& data = d(self);
+    std::unique_lock<std::mutex> guard{data.lock};
+    while (data.spare.empty()) {
+      guard.unlock();
+      auto fresh = new_node();
+      guard.lock();
+      data.spare.splice(data.spare.end(), fresh);
+    }
+    data.spare.front() = job;
+    data.queue.splice(data.queue.end(), data.spare, data.spare.begin());
+    data.cv.notify_one();
+  }
+  template <class Coordinator>
+  void central_enqueue(Coordinator* self, caf::resumable* job) noexcept {
+    enqueue(self, job);
+  }
+  template <class Worker>
+  void external_enqueue(Worker* self, caf::resumable* job) noexcept {
+    enqueue(self->parent(), job);
+  }
+  template <class Worker>
+  void internal_enqueue(Worker* self, caf::resumable* job) noexcept {
+    enqueue(self->parent(), job);
+  }
+  template <class Worker>
+  void resume_job_later(Worker* self, caf::resumable* job) noexcept {
+    enqueue(self->parent(), job);
+  }
+
+  template <class Worker>
+  caf::resumable* dequeue(Worker* self) {
+    auto& data = d(self->parent());
+    std::unique_lock<std::mutex> guard{data.lock};
+    data.cv.wait(guard, [&] { return !data.queue.empty(); });
+    auto* const job = data.queue.front();
+    data.spare.splice(data.spare.begin(), data.queue, data.queue.begin());
+    return job;
+  }
+
+ private:
+  static constexpr std::size_t spare_nodes = 1024;
+
+  /// Empty if there is no memory, after a pause in which a worker may release a node.
+  static queue_type new_node() noexcept {
+    try {
+      return queue_type(1);
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds{10});
+      return {};
+    }
+  }
+};
+
+class scheduler : public caf::scheduler::coordinator<lasting_sharing> {
+ public:
+  using super = caf::scheduler::coordinator<lasting_sharing>;
   explicit scheduler(caf::actor_system& system) : super{system}, clock_{super::clock()} {}
   selective_clock& clock() noexcept override { return clock_; }
 

@@ -11,7 +11,8 @@
 //    (`check_room` checks before it), of its destructor, of the beginning and the end of an actor,
 //    and of CAF's clock; the C library's list of thread-exit destructors; OpenSSL's one-time
 //    initialisation.
-// If the call that is to fail is exempt, the next one fails instead.
+// A call is known by its stack, not by its number: threads and processes take turns differently in
+// every run.
 
 #include "failing_calls.hpp"
 
@@ -41,11 +42,14 @@
 
 using troupe::testing::call_counts;
 using troupe::testing::call_kind;
+using troupe::testing::call_place;
 
 namespace {
 
 call_counts* counts = nullptr;  // null until `main` begins
 bool traced = false;
+const char* role = "";  // the name of the node that this process is
+std::uint32_t role_hash = 0;
 /// Whether this library is active on this thread. Initial-exec storage exists from the start,
 /// without allocation.
 [[gnu::tls_model("initial-exec")]] thread_local bool busy = false;
@@ -76,15 +80,37 @@ const char* library_of(const Dl_info& at) {
   return slash == nullptr ? at.dli_fname : slash + 1;
 }
 
-/// Whether a failure of the current call would inevitably end the process.
-bool is_spared(call_kind kind) {
+/// The innermost frames of the current call.
+struct call_stack {
   std::array<void*, 64> frames{};
-  const int depth = ::backtrace(frames.data(), static_cast<int>(frames.size()));
+  int depth{::backtrace(frames.data(), static_cast<int>(frames.size()))};
+};
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t with) {
+  hash = (hash ^ with) * 0x9e37'79b9'7f4a'7c15U;
+  return hash ^ (hash >> 29U);
+}
+
+/// Libraries are loaded elsewhere in every process, so offsets in them count.
+std::uint64_t hash_of(const call_stack& stack) {
+  std::uint64_t hash = mixed(1, role_hash);
+  for (int i = 0; i < stack.depth; ++i) {
+    const auto frame = stack.frames[static_cast<std::size_t>(i)];
+    dl_find_object in{};
+    if (::_dl_find_object(frame, &in) != 0) continue;
+    hash = mixed(hash, static_cast<std::uint64_t>(static_cast<const char*>(frame) -
+                                                  static_cast<const char*>(in.dlfo_map_start)));
+  }
+  return hash == 0 ? 1 : hash;
+}
+
+/// Whether a failure of that call would inevitably end the process.
+bool is_spared(const call_stack& stack, call_kind kind) {
   bool spared = false;
   bool before_caller = true;
-  for (int i = 0; i < depth && !spared; ++i) {
+  for (int i = 0; i < stack.depth && !spared; ++i) {
     Dl_info at{};
-    if (::dladdr(frames[static_cast<std::size_t>(i)], &at) == 0) continue;
+    if (::dladdr(stack.frames[static_cast<std::size_t>(i)], &at) == 0) continue;
     const auto* library = library_of(at);
     const bool of_caf = begins_with(library, "libcaf_");
     const bool of_system = begins_with(library, "libfailing_calls") ||
@@ -106,30 +132,44 @@ bool is_spared(call_kind kind) {
   return spared;
 }
 
-void tell(const char* name) {
+/// Null if the table is full.
+call_place* place_of(const call_stack& stack, call_kind kind) {
+  const auto hash = hash_of(stack);
+  for (std::size_t i = 0; i < call_counts::most_places; ++i) {
+    auto& place = counts->places[(hash + i) % call_counts::most_places];
+    std::uint64_t free = 0;
+    if (place.stack == 0 && place.stack.compare_exchange_strong(free, hash)) {
+      place.role = role_hash;
+      // Only a run in which nothing fails is asked for the places.
+      place.spared = counts->failing_stack == 0 && is_spared(stack, kind);
+      return &place;
+    }
+    if (place.stack == hash) return &place;
+  }
+  return nullptr;
+}
+
+void tell(const char* name, const call_stack& stack) {
   std::strncpy(counts->failed.data(), name, counts->failed.size() - 1);
+  std::strncpy(counts->failed_role.data(), role, counts->failed_role.size() - 1);
   counts->failed_in.store(::getpid());
-  if (!traced) return;
-  std::array<void*, 40> frames{};
-  const int depth = ::backtrace(frames.data(), static_cast<int>(frames.size()));
-  ::backtrace_symbols_fd(frames.data(), depth, STDERR_FILENO);
+  if (traced) ::backtrace_symbols_fd(stack.frames.data(), stack.depth, STDERR_FILENO);
 }
 
 bool fails(call_kind kind, const char* name, int why) {
-  if (counts == nullptr || busy) return false;
-  const auto index = static_cast<std::size_t>(kind);
-  auto& failing = counts->failing[index];
-  if (counts->made[index].fetch_add(1) + 1 != failing) return false;
+  if (counts == nullptr || busy || kind != counts->kind) return false;
+  // A stack is found slowly; only in a run in which nothing fails are those of all processes.
+  if (counts->failing_stack != 0 && counts->failing_role != role_hash) return false;
+  const int before = errno;
   busy = true;
-  const bool spared = is_spared(kind);
-  if (spared) {
-    ++failing;
-  } else {
-    tell(name);
-  }
+  const call_stack stack;
+  auto* const place = place_of(stack, kind);
+  const bool now = place != nullptr && place->calls.fetch_add(1) + 1 == counts->failing_call &&
+                   place->stack == counts->failing_stack;
+  if (now) tell(name, stack);
   busy = false;
-  errno = why;
-  return !spared;
+  errno = now ? why : before;
+  return now;
 }
 
 /// Eventfds, timers and the like never fail for lack of resources.
@@ -148,6 +188,10 @@ using main_function = int(int, char**, char**);
 main_function* real_main = nullptr;
 
 int counted_main(int argc, char** argv, char** environment) {
+  for (int i = 1; i + 1 < argc; ++i)
+    if (std::strcmp(argv[i], "--name") == 0) role = argv[i + 1];
+  for (const char* at = role; *at != '\0'; ++at)
+    role_hash = static_cast<std::uint32_t>(mixed(role_hash, static_cast<unsigned char>(*at)));
   open_counts();
   return real_main(argc, argv, environment);
 }

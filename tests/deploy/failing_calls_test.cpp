@@ -1,27 +1,33 @@
 // Every start with one failing allocation or system call: it ends with a sentence, or serves and
 // ends on an order; no signal ends it, and nothing hangs.
 //
-// A first run counts the calls. Then some of them fail, one per run: as many as fit into a build of
-// every commit; the seed selects them. By hand: TROUPE_FAIL_EVERY=50 takes every 50th call, 1 all
-// of them. TROUPE_FAIL_AT=1234 takes one; with TROUPE_CALL_TRACE=1 its backtrace is written, and
-// with TROUPE_FAIL_TO=1299 all calls from the one to the other fail in turn.
+// A first run finds the places of the calls: their stacks, in the command and in each process that
+// it starts. Then some of the calls fail, one per run: as many as fit into a build of every commit;
+// the seed selects them. By hand: TROUPE_FAIL_EVERY=50 takes every 50th, 1 all of them: an allocation
+// from each place, and the first eight system calls. TROUPE_FAIL_AT=1234 takes one place, with
+// TROUPE_FAIL_CALL=2 its second call; with TROUPE_CALL_TRACE=1 its backtrace is written.
 
 #include "failing_calls.hpp"
 
 #include <algorithm>
 #include <cerrno>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
+#include <iterator>
 #include <new>
-#include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <system_error>
 #include <tuple>
 #include <vector>
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -77,8 +83,15 @@ const char* name_of(call_kind kind) {
 
 class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<start, call_kind>> {
  protected:
-  /// Minimum number of runs for one start.
-  static constexpr std::uint64_t few = 4;
+  /// Minimum number of runs for the processes of one start: the command itself, and its nodes.
+  static constexpr std::uint64_t few = 3;
+
+  struct point {
+    std::uint32_t role{0};  ///< 0: the command itself
+    std::uint64_t stack{0};
+    std::uint32_t call{1};  ///< of those from there
+    auto operator<=>(const point&) const = default;
+  };
 
   start_with_a_failing_call() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
@@ -89,13 +102,15 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
            "stages:\n  - {name: cache, role: store, pool: {size: 1MiB}}\n";
   }
 
-  /// Runs with that call failing, or none if 0. Returns the number of calls that were made.
-  std::uint64_t run_with(std::uint64_t failing) {
+  /// Runs with that call failing, or none if its stack is 0. Returns the calls that can fail.
+  std::vector<point> run_with(const point& failing) {
     const auto& [of, kind] = GetParam();
-    const auto index = static_cast<std::size_t>(kind);
     const auto complaints = complaints_so_far();
     const shared_counts counts;
-    counts->failing[index] = failing;
+    counts->kind = kind;
+    counts->failing_stack = failing.stack;
+    counts->failing_call = failing.call;
+    counts->failing_role = failing.role;
     const deployment_on_disk file{text()};
     const scratch_folder state;
     {
@@ -107,14 +122,45 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
                         ::setenv("LD_PRELOAD", FAILING_CALLS, 1);
                       }};
       const bool began = expect_orderly_end(process, of.serving);
-      EXPECT_TRUE(began || failing != 0) << process.out() << process.err();
+      const auto said = process.out() + process.err();
+      EXPECT_TRUE(began || failing.stack != 0) << said;
       EXPECT_TRUE(comes_true(has_no_children)) << "it left processes behind";
+      expect_named_leftovers(state.path(), said);
+      if (of.name == std::string{"demo"} && process.wait() == 0) {
+        EXPECT_THAT(said, ::testing::HasSubstr("identical: yes"));
+      }
       if (complaints_so_far() != complaints) {
         std::cerr << "failed: " << counts->failed.data() << " in process " << counts->failed_in
-                  << "; again: TROUPE_FAIL_AT=" << failing << "\n";
+                  << " " << counts->failed_role.data()
+                  << "; again: TROUPE_FAIL_AT=" << failing.stack
+                  << " TROUPE_FAIL_CALL=" << failing.call << "\n";
       }
     }
-    return counts->made[index];
+    reached_ += counts->failed_in != 0 ? 1 : 0;
+    return points_in(counts, kind);
+  }
+
+  static std::vector<point> points_in(const shared_counts& counts, call_kind kind) {
+    // Allocations from one place differ little, but one place starts all processes.
+    const std::uint32_t most = kind == call_kind::allocation ? 1 : 8;
+    std::vector<point> all;
+    for (const auto& place : counts->places) {
+      if (place.stack == 0 || place.spared) continue;
+      for (std::uint32_t i = 1; i <= std::min(place.calls.load(), most); ++i)
+        all.push_back({place.role, place.stack, i});
+    }
+    std::ranges::sort(all);
+    return all;
+  }
+
+  /// Folders of the demo that stay must be known to the user. After an exception in a thread of CAF,
+  /// which ends a process as a kill does, the next run removes them.
+  static void expect_named_leftovers(const std::string& folder, const std::string& said) {
+    if (said.find("troupe: internal: a thread ended by an exception") != std::string::npos) return;
+    for (const auto& entry : std::filesystem::directory_iterator{folder})
+      if (entry.path().filename().string().starts_with("troupe-demo-")) {
+        EXPECT_THAT(said, ::testing::HasSubstr(entry.path().filename().string()));
+      }
   }
 
   static int complaints_so_far() {
@@ -129,30 +175,43 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
   }
 
   /// The calls to fail, out of `all`.
-  static std::vector<std::uint64_t> chosen(std::uint64_t all) {
-    std::vector<std::uint64_t> some;
-    if (const auto first = number_from_environment("TROUPE_FAIL_AT", 0); first != 0) {
-      some.resize(std::max(number_from_environment("TROUPE_FAIL_TO", first), first) + 1 - first);
-      std::iota(some.begin(), some.end(), first);
+  static std::vector<point> chosen(const std::vector<point>& all) {
+    std::vector<point> some;
+    if (const auto stack = number_from_environment("TROUPE_FAIL_AT", 0); stack != 0) {
+      const auto call = number_from_environment("TROUPE_FAIL_CALL", 1);
+      std::ranges::copy_if(all, std::back_inserter(some), [&](const point& one) {
+        return one.stack == stack && one.call == call;
+      });
       return some;
     }
-    const auto step =
-        std::max<std::uint64_t>(number_from_environment("TROUPE_FAIL_EVERY", all / few), 1);
     std::mt19937_64 chance{seed()};
-    for (std::uint64_t begin = 1; begin <= all; begin += step)
-      some.push_back(std::min(begin + chance() % step, all));
+    const auto draw = [&](std::span<const point> from) {
+      const auto step = std::max<std::uint64_t>(
+          number_from_environment("TROUPE_FAIL_EVERY", from.size() / few), 1);
+      for (std::size_t begin = 0; begin < from.size(); begin += step)
+        some.push_back(from[std::min(begin + chance() % step, from.size() - 1)]);
+    };
+    const auto own = std::ranges::find_if(all, [](const point& one) { return one.role != 0; });
+    draw({all.begin(), own});  // of a command that starts nodes
+    draw({own, all.end()});
     return some;
   }
+
+  /// Number of runs in which the call failed. Some stacks appear only when threads take turns as they
+  /// did in the first run.
+  std::uint64_t reached_{0};
 };
 
 TEST_P(start_with_a_failing_call, ends_with_a_sentence_or_when_it_is_told_to) {
-  const auto all = run_with(0);
-  ASSERT_GT(all, 0U) << "nothing was counted";
-  std::cout << all << " calls, TROUPE_SEED=" << seed() << std::endl;
-  for (const auto failing : chosen(all)) {
-    SCOPED_TRACE("call " + std::to_string(failing));
+  const auto all = run_with({});
+  ASSERT_FALSE(all.empty()) << "no call was seen";
+  const auto some = chosen(all);
+  for (const auto& failing : some) {
+    SCOPED_TRACE("call " + std::to_string(failing.call) + " from " + std::to_string(failing.stack));
     (void)run_with(failing);
   }
+  std::cout << all.size() << " calls that can fail, " << some.size() << " of them chosen, "
+            << reached_ << " failed, TROUPE_SEED=" << seed() << std::endl;
 }
 
 INSTANTIATE_TEST_SUITE_P(every, start_with_a_failing_call,

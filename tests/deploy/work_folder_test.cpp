@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -43,13 +44,37 @@ TEST(work_folder, of_a_run_that_was_killed_is_removed_by_the_next) {
   const auto left = abandoned(base.path());
   ASSERT_TRUE(fs::exists(left)) << left;
   EXPECT_TRUE(fs::exists(first->file(""))) << "that one is in use";
-  const auto next = work_folder::make(base.path());
+  auto next = work_folder::make(base.path());
   ASSERT_TRUE(next);
   EXPECT_FALSE(fs::exists(left));
   EXPECT_TRUE(fs::exists(first->file("")));
   EXPECT_TRUE(fs::exists(next->file("")));
-  next->remove();
+  EXPECT_TRUE(next->remove());
   EXPECT_FALSE(fs::exists(next->file("")));
+}
+
+TEST(work_folder, of_a_run_that_an_exception_ends_is_removed) {
+  const testing::scratch_folder base;
+  try {
+    const auto folder = work_folder::make(base.path());
+    ASSERT_TRUE(folder);
+    std::ofstream{folder->file("supervisor.log")} << "a line\n";
+    throw std::bad_alloc{};
+  } catch (const std::bad_alloc&) {
+    EXPECT_TRUE(fs::is_empty(base.path()));
+  }
+}
+
+TEST(work_folder, that_cannot_be_removed_is_named) {
+  const testing::scratch_folder base;
+  auto folder = work_folder::make(base.path());
+  ASSERT_TRUE(folder);
+  fs::create_directory(folder->file("not-a-file"));
+  const auto removed = folder->remove();
+  ASSERT_FALSE(removed);
+  EXPECT_NE(removed.error().message.find(folder->file("").substr(0, folder->file("").size() - 1)),
+            std::string::npos)
+      << removed.error().message;
 }
 
 TEST(work_folder, that_is_kept_for_its_logs_stays) {
