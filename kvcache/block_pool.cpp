@@ -140,6 +140,7 @@ result<release_count> block_pool::free(block_owner owner, std::span<const block_
   }
   counters_.allocated -= counts.quarantined + counts.freed;
   counters_.quarantined += counts.quarantined;
+  counters_.free += counts.freed;
   return_blocks(std::move(back));
   return counts;
 }
@@ -157,8 +158,6 @@ result<void> block_pool::pin(block_owner owner, std::span<const block_id> ids) {
 }
 
 result<release_count> block_pool::unpin(block_owner owner, std::span<const block_id> ids) {
-  std::vector<std::uint32_t> back;
-  back.reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (!is_owned(owner, ids[i]) || blocks_[ids[i].value].pins == 0) {
       for (std::size_t j = 0; j < i; ++j) {
@@ -171,6 +170,12 @@ result<release_count> block_pool::unpin(block_owner owner, std::span<const block
     if (--blocks_[ids[i].value].pins == 0) --counters_.pinned;
   }
   release_count counts;
+  std::vector<std::uint32_t> back;
+  try {
+    back.reserve(ids.size());
+  } catch (const std::bad_alloc&) {
+    unlisted_ = true;  // a pin must be taken back even then: the next allocation lists the runs
+  }
   for (const auto id : ids) {
     block& b = blocks_[id.value];
     switch (b.state) {
@@ -181,19 +186,19 @@ result<release_count> block_pool::unpin(block_owner owner, std::span<const block
           ++counts.quarantined;
         } else {
           b.state = block_state::free;
-          back.push_back(id.value);
+          if (!unlisted_) back.push_back(id.value);
           ++counts.freed;
         }
         break;
     }
   }
   counters_.quarantined -= counts.freed;
+  counters_.free += counts.freed;
   return_blocks(std::move(back));
   return counts;
 }
 
 void block_pool::return_blocks(std::vector<std::uint32_t> ids) noexcept {
-  counters_.free += static_cast<std::uint32_t>(ids.size());
   if (unlisted_) return;
   std::sort(ids.begin(), ids.end());
   try {

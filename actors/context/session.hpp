@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <utility>
 
 #include "troupe/actors/base/clock.hpp"
@@ -43,6 +44,9 @@ class session {
   virtual void begin(session_surroundings& around) = 0;
   virtual void handle(session_event& event) = 0;
   [[nodiscard]] virtual const char* name() const = 0;
+  /// What bytes on their way for the session may still touch, other than blocks. The runner keeps it
+  /// until the session's last message, so that it outlives a session whose actor crashed.
+  [[nodiscard]] virtual std::shared_ptr<const void> touched() const { return {}; }
 };
 
 /// Sends an order to a session's link, stamped with the epoch that the session knows.

@@ -31,6 +31,7 @@
 #include "troupe/actors/supervisor_begin.hpp"
 #include "troupe/actors/values/value_regions.hpp"
 #include "troupe/kvcache/or_error.hpp"
+#include "troupe/kvcache/or_undo.hpp"
 
 namespace troupe {
 
@@ -97,15 +98,16 @@ class node_engine final : public engine {
     const std::lock_guard one_after_the_other{stopping_};
     if (stopped_.exchange(true)) return;
     // Each step runs even if an earlier one failed: memory may be short.
-    step([this] { context_->events.end_watch(); });
-    step([this] { context_->search.stop(); });  // its thread tells the node what it found
-    step([this] { say_goodbye(); });
-    step([this] { end_actors(); });
-    step([this] {
+    constexpr std::string_view stopping{"stopping the node"};
+    step(stopping, [this] { context_->events.end_watch(); });
+    step(stopping, [this] { context_->search.stop(); });  // its thread tells the node what it found
+    step(stopping, [this] { say_goodbye(); });
+    step(stopping, [this] { end_actors(); });
+    step(stopping, [this] {
       if (context_->endpoint) context_->endpoint->stop();  // null if it could not be made
       if (context_->pool) context_->pool->on_blocks_for_waiters({});
     });
-    step([this] { abort_what_is_left(); });
+    step(stopping, [this] { abort_what_is_left(); });
   }
 
   result<void> wait_registered(std::chrono::milliseconds timeout) override {
@@ -174,9 +176,9 @@ class node_engine final : public engine {
       what.by_group.push_back(operation_table::room_of(reach));
     }
     if (!what.by_group.empty()) what.token_capacity = *std::ranges::min_element(what.by_group);
-    auto operation = begin_pinned(std::move(what), spec.blocks);
-    if (operation) command(engine_command{start_send{*operation, std::move(spec)}});
-    return operation;
+    const std::span<const block_id> blocks{spec.blocks};
+    return begin_pinned(std::move(what), blocks, start_send{{}, std::move(spec)},
+                        [this](engine_command&& order) { command(std::move(order)); });
   }
 
   result<void> add_blocks(operation_id send, std::vector<block_id> blocks,
@@ -192,7 +194,9 @@ class node_engine final : public engine {
     }
     // The runner gets the blocks before any call may report them ready.
     const auto tokens = std::uint64_t{blocks.size()} * kvcache::block_tokens_of(layout(), group);
-    command(engine_command{send_grew{send, {std::move(blocks), group}}});
+    const std::span<const block_id> added{blocks};
+    engine_command order{send_grew{send, {std::move(blocks), group}}};
+    or_undo([&] { command(std::move(order)); }, [&] { unpin(added); });
     return context_->operations.grow(send, tokens, group);
   }
 
@@ -228,7 +232,11 @@ class node_engine final : public engine {
                                           std::to_string(max_aux) + " can travel with a transfer");
     }
     if (auto sealed = context_->operations.seal(send); !sealed) return sealed;
-    command(engine_command{send_sealed{send, {tokens, std::move(aux)}}});
+    or_undo(
+        [&] {
+          command(engine_command{send_sealed{send, {tokens, std::move(aux)}}});
+        },
+        [&] { context_->operations.unseal(send); });
     return {};
   }
 
@@ -237,16 +245,18 @@ class node_engine final : public engine {
     if (auto runs = need_running(); !runs) return fail(runs.error());
     if (auto fine = check_receive(*context_, spec); !fine) return fail(fine.error());
     spec.fail_when_full = spec.fail_when_full || context_->settings.fail_when_full;
-    auto operation =
-        begin_pinned({operation_kind::receive, spec.request, spec.tokens, false}, spec.blocks);
-    if (!operation) return operation;
+    operation_table::entry what{operation_kind::receive, spec.request, spec.tokens, false};
+    const std::span<const block_id> blocks{spec.blocks};
+    auto written = blocks;
     if (context_->pool) {
-      // They were pinned only to check that they are allocated.
-      const auto written = blocks_written(spec, context_->layout->block_tokens).size();
-      (void)context_->pool->unpin(std::span{spec.blocks}.first(spec.blocks.size() - written));
+      written = blocks.last(blocks_written(spec, context_->layout->block_tokens).size());
+      // Pinned only to check that they are allocated.
+      const auto prefix = blocks.first(blocks.size() - written.size());
+      if (auto allocated = context_->pool->pin(prefix); !allocated) return fail(allocated.error());
+      unpin(prefix);
     }
-    command_here(engine_command{start_receive{*operation, std::move(spec)}});
-    return operation;
+    return begin_pinned(std::move(what), written, start_receive{{}, std::move(spec)},
+                        [this](engine_command&& order) { command_here(std::move(order)); });
   }
 
   result<operation_id> release(std::string request, std::vector<std::string> sources,
@@ -318,7 +328,12 @@ class node_engine final : public engine {
     if (auto fine = check_affinity(request.affinity); !fine) return fail(fine.error());
     if (auto runs = need_running(); !runs) return fail(runs.error());
     auto operation = begin({operation_kind::place, {}, 0, false});
-    if (operation) tell(node_, node_command{start_place{*operation, std::move(request)}});
+    if (!operation) return operation;
+    or_undo(
+        [&] {
+          tell(node_, node_command{start_place{*operation, std::move(request)}});
+        },
+        [&] { context_->operations.take_back(*operation); });
     return operation;
   }
 
@@ -423,14 +438,14 @@ class node_engine final : public engine {
     return outcome_of(std::move(**events), context_->pool.get());
   }
 
-  // -- the steps of a stop
-
   template <class Step>
-  static void step(Step what) noexcept {
-    if (const auto done = or_error("stopping the node", what); !done) {
+  static void step(std::string_view doing, Step what) noexcept {
+    if (const auto done = or_error(doing, what); !done) {
       (void)or_error("", [&] { logger("node")->error("{}", to_string(done.error())); });
     }
   }
+
+  // -- the steps of a stop
 
   /// Tells both sides of the live operations before the links close.
   void say_goodbye() {
@@ -466,9 +481,7 @@ class node_engine final : public engine {
   void abort_what_is_left() {
     const troupe::error why{errc::aborted, "the node was stopped"};
     for (const auto operation : context_->operations.close()) {
-      if (context_->operations.end(operation, why)) {
-        context_->events.push_last({operation, event_failed{why}});
-      }
+      (void)context_->events.conclude({operation, event_failed{why}});
     }
     context_->events.close(
         {errc::aborted,
@@ -485,21 +498,26 @@ class node_engine final : public engine {
 
   /// Hands an order to the runner, to be carried out by a thread of ours, or in `poll` if the
   /// engine polls. For orders that may copy bytes: the caller computes meanwhile.
-  void command(engine_command order) {
+  ///
+  /// If memory runs out before the runner has the order, it throws and the order is as it was.
+  void command(engine_command&& order) {
     if (polling_) {
       command_here(std::move(order));
-    } else {
-      tell(runner_, std::move(order));
+      return;
     }
+    // Our own unit, although it runs nothing here: a scheduler without memory would lose the runner.
+    const inline_executor::scope as_active{units_.of_this_thread()};
+    tell(runner_, std::move(order));
   }
 
   /// Hands an order to the runner and carries it out before it returns. For orders that end with a
-  /// message to the other side, which would otherwise need a thread of ours to be woken.
-  void command_here(engine_command order) {
+  /// message to the other side, which would otherwise need a thread of ours to be woken. Throws as
+  /// `command` does.
+  void command_here(engine_command&& order) {
     auto& unit = units_.of_this_thread();
     const inline_executor::scope as_active{unit};
     tell(runner_, std::move(order));
-    unit.run();
+    step("carrying out an order", [&] { unit.run(); });  // the runner has it: the call succeeded
   }
 
   /// Whether all live operations have ended at both sides.
@@ -516,10 +534,9 @@ class node_engine final : public engine {
 
   /// Ends the placement at once: an answer of the supervisor that is on its way finds it ended.
   result<void> abort_placement(operation_id operation, std::string reason) {
-    if (!context_->operations.end(operation)) {
+    if (!context_->events.conclude({operation, event_failed{{errc::aborted, std::move(reason)}}})) {
       return fail(errc::not_found, "operation " + std::to_string(operation.value) + " has ended");
     }
-    context_->events.push_last({operation, event_failed{{errc::aborted, std::move(reason)}}});
     return {};
   }
 
@@ -531,14 +548,37 @@ class node_engine final : public engine {
     return why ? result<operation_id>{fail(std::move(*why))} : operation;
   }
 
-  /// Pins the blocks from here on, so that an engine that frees them at once only quarantines them.
+  void unpin(std::span<const block_id> blocks) {
+    // Waiters that could not be woken are served with the next blocks that come back.
+    (void)or_error("", [&] {
+      if (context_->pool) (void)context_->pool->unpin(blocks);
+    });
+  }
+
+  /// Begins the operation that the order is for and hands the order over: both or, if memory runs
+  /// out, neither. Pins the blocks, which are the order's own, so that an engine that frees them at
+  /// once only quarantines them.
+  template <class Order, class Hand>
   [[nodiscard]] result<operation_id> begin_pinned(operation_table::entry what,
-                                                  std::span<const block_id> blocks) {
+                                                  std::span<const block_id> blocks, Order order,
+                                                  Hand hand_over) {
     if (context_->pool) {
       if (auto pinned = context_->pool->pin(blocks); !pinned) return fail(pinned.error());
     }
-    auto operation = begin(std::move(what));
-    if (!operation && context_->pool) (void)context_->pool->unpin(blocks);
+    result<operation_id> operation{operation_id{}};  // 0: none
+    engine_command handed{std::move(order)};
+    or_undo(
+        [&] {
+          operation = begin(std::move(what));
+          if (!operation) return;
+          std::get<Order>(handed.what).operation = *operation;
+          hand_over(std::move(handed));
+        },
+        [&] {
+          if (operation) context_->operations.take_back(*operation);
+          unpin(blocks);
+        });
+    if (!operation) unpin(blocks);
     return operation;
   }
 
@@ -546,11 +586,8 @@ class node_engine final : public engine {
     if (auto runs = need_running(); !runs) return fail(runs.error());
     if (auto fine = check_words(*context_, order.request, order.sources, order.lives); !fine)
       return fail(fine.error());
-    auto operation = begin(std::move(what));
-    if (!operation) return operation;
-    order.operation = *operation;
-    command_here(engine_command{std::move(order)});
-    return operation;
+    return begin_pinned(std::move(what), {}, std::move(order),
+                        [this](engine_command&& handed) { command_here(std::move(handed)); });
   }
 
   [[nodiscard]] result<operation_id> value_operation(start_value order) {
@@ -559,11 +596,9 @@ class node_engine final : public engine {
     if (auto joined = check_value_edge(*context_, order.peer); !joined) return fail(joined.error());
     if (auto copied = copy_from_gpu(order); !copied) return fail(copied.error());
     if (!order.copy) order.pinned = pool_blocks_of(*context_, order.value);
-    auto operation = begin_pinned({operation_kind::value, {}, 0, false}, order.pinned);
-    if (!operation) return operation;
-    order.operation = *operation;
-    command_here(engine_command{std::move(order)});
-    return operation;
+    const std::span<const block_id> pinned{order.pinned};
+    return begin_pinned({operation_kind::value, {}, 0, false}, pinned, std::move(order),
+                        [this](engine_command&& handed) { command_here(std::move(handed)); });
   }
 
   /// A store keeps its values in host memory, and the host cannot read a GPU's.

@@ -16,9 +16,7 @@ void end_node(node_context& context, const std::string& what_happened) {
   logger("node")->error("{}: {}", context.self.name, why.message);
   context.registration.end(why);
   for (const auto operation : context.operations.close()) {
-    if (context.operations.end(operation, why)) {
-      context.events.push_last({operation, event_failed{why}});
-    }
+    (void)context.events.conclude({operation, event_failed{why}});
   }
   context.events.close(why);
 }

@@ -49,9 +49,7 @@ class call_answer {
 
 void node_core::fail_placement(operation_id operation, troupe::error why) {
   placements_.erase(operation);
-  if (context_->operations.end(operation)) {
-    context_->events.push_last({operation, event_failed{std::move(why)}});
-  }
+  (void)context_->events.conclude({operation, event_failed{std::move(why)}});
 }
 
 /// Tells the supervisor that a placed request ended. Without this its place in the queues would
@@ -163,10 +161,9 @@ void node_core::on_start_place(start_place& order) {
             } else if (auto wrong = wrong_mode(where)) {
               give_back_placement(where.request);
               failed(wrong->code, std::move(wrong->message));
-            } else if (context->operations.end(operation)) {
-              context->events.push_last({operation, event_placed{std::move(where)}});
-            } else {
-              give_back_placement(where.request);
+            } else if (auto request = where.request;
+                       !context->events.conclude({operation, event_placed{std::move(where)}})) {
+              give_back_placement(request);
             }
           },
           [this, failed](const caf::error& err) {

@@ -26,16 +26,12 @@ result<kvcache::release_count> cache_pool::free(kvcache::block_owner owner,
   return freed;
 }
 
-std::vector<std::pair<kvcache::block_owner, std::vector<block_id>>> cache_pool::by_owner(
-    std::span<const block_id> blocks) const {
-  std::vector<std::pair<kvcache::block_owner, std::vector<block_id>>> groups;
-  for (const auto block : blocks) {
-    const auto owner = owner_of_[block.value];
-    if (groups.empty() || groups.back().first != owner)
-      groups.emplace_back(owner, std::vector<block_id>{});
-    groups.back().second.push_back(block);
-  }
-  return groups;
+std::span<const block_id> cache_pool::of_one_owner(
+    std::span<const block_id> blocks) const noexcept {
+  const auto owner = owner_of_[blocks.front().value];
+  std::size_t count = 1;
+  while (count < blocks.size() && owner_of_[blocks[count].value] == owner) ++count;
+  return blocks.first(count);
 }
 
 result<void> cache_pool::pin(std::span<const block_id> blocks) {
@@ -47,35 +43,43 @@ result<void> cache_pool::pin(std::span<const block_id> blocks) {
                                           std::to_string(owner_of_.size()) + " blocks");
     }
   }
-  const auto groups = by_owner(blocks);
-  for (std::size_t done = 0; done < groups.size(); ++done) {
-    auto pinned = pool_.pin(groups[done].first, groups[done].second);
-    if (pinned) continue;
-    for (std::size_t back = 0; back < done; ++back) {
+  for (std::size_t done = 0; done < blocks.size();) {
+    const auto next = of_one_owner(blocks.subspan(done));
+    auto pinned = pool_.pin(owner_of_[next.front().value], next);
+    if (!pinned) {
       // Cannot fail: they were pinned a moment ago under the same lock.
-      (void)pool_.unpin(groups[back].first, groups[back].second);
+      (void)unpin_locked(blocks.first(done));
+      return pinned;
     }
-    return pinned;
+    done += next.size();
   }
   return {};
 }
 
-result<void> cache_pool::unpin(std::span<const block_id> blocks) {
-  std::unique_lock lock{mutex_};
-  bool freed = false;
-  result<void> outcome;
-  for (const auto& [owner, ids] : by_owner(blocks)) {
-    auto released = pool_.unpin(owner, ids);
-    if (released) {
-      freed = freed || released->freed > 0;
-    } else {
-      outcome = fail(released.error());
+result<bool> cache_pool::unpin_locked(std::span<const block_id> blocks) {
+  result<bool> freed{false};
+  while (!blocks.empty()) {
+    const auto next = of_one_owner(blocks);
+    blocks = blocks.subspan(next.size());
+    auto released = pool_.unpin(owner_of_[next.front().value], next);
+    if (!released) {
+      freed = fail(std::move(released).error());
+    } else if (freed && released->freed > 0) {
+      freed = true;
     }
   }
-  const bool waiters = freed && pool_.counters().waiters > 0;
+  return freed;
+}
+
+result<void> cache_pool::unpin(std::span<const block_id> blocks) {
+  std::unique_lock lock{mutex_};
+  auto freed = unpin_locked(blocks);
+  // Asked even if some were refused: others may have come back.
+  const bool waiters = (!freed || *freed) && pool_.counters().waiters > 0;
   lock.unlock();
   wake_waiters(waiters);
-  return outcome;
+  if (!freed) return fail(std::move(freed).error());
+  return {};
 }
 
 result<kvcache::waiter_id> cache_pool::wait(std::uint32_t count, time_point deadline) {

@@ -27,6 +27,7 @@ class cache_pool {
   /// Pins blocks for a transfer, whatever their owner. `not_found`: one of them is not allocated,
   /// and none is pinned.
   [[nodiscard]] result<void> pin(std::span<const block_id> blocks);
+  /// Needs no memory to succeed.
   [[nodiscard]] result<void> unpin(std::span<const block_id> blocks);
 
   [[nodiscard]] result<kvcache::waiter_id> wait(std::uint32_t count, time_point deadline);
@@ -40,8 +41,11 @@ class cache_pool {
 
  private:
   void remember(const kvcache::allocation& blocks);
-  [[nodiscard]] std::vector<std::pair<kvcache::block_owner, std::vector<block_id>>> by_owner(
-      std::span<const block_id> blocks) const;
+  /// The first of the blocks, as many as have the same owner. There must be one.
+  [[nodiscard]] std::span<const block_id> of_one_owner(
+      std::span<const block_id> blocks) const noexcept;
+  /// Returns whether a block became free.
+  result<bool> unpin_locked(std::span<const block_id> blocks);
   void wake_waiters(bool someone_waits);
 
   mutable std::mutex mutex_;

@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <iterator>
+#include <new>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "troupe/kvcache/or_undo.hpp"
 
 namespace troupe::actors {
 
@@ -62,6 +64,32 @@ void event_queue::append(waiting_event e) {
   if (wake) available_.notify_one();
 }
 
+bool event_queue::conclude(event outcome, bool last) {
+  const auto id = outcome.operation;
+  const auto* failed = std::get_if<event_failed>(&outcome.what);
+  const auto failure = failed != nullptr ? std::optional{failed->why} : std::nullopt;
+  bool wake = false;
+  {
+    const std::lock_guard lock{mutex_};
+    const auto found = claims_.find(id);
+    auto& line = found == claims_.end() ? events_ : found->second->events_;
+    line.push({std::move(outcome), last});
+    bool ends = false;
+    or_undo([&] { ends = operations_.end(id, failure); }, [&] { line.drop_newest(id); });
+    if (!ends) {
+      line.drop_newest(id);
+      return false;
+    }
+    if (found != claims_.end()) {
+      if (last) found->second->end_locked();
+      return true;
+    }
+    wake = show_locked();
+  }
+  if (wake) available_.notify_one();
+  return true;
+}
+
 bool event_queue::show_locked() {
   publish_count_locked();
   if (empty()) {
@@ -107,40 +135,42 @@ event_queue::consumer::~consumer() {
   if (wake) queue_.available_.notify_all();
 }
 
-void event_queue::note_taken_locked(const waiting_event& taken, std::vector<operation_id>& ended) {
-  const auto id = taken.what.operation;
-  if (taken.last) {
-    ended.push_back(id);
-    outcome_taken_.erase(id);
-  } else if (is_outcome(taken.what)) {
-    outcome_taken_.insert(id);
-  }
-}
-
-std::vector<event> event_queue::take_locked(waiting_events& from, std::size_t max) {
-  const auto count = std::min(max, from.size());
-  std::vector<event> taken;
-  taken.reserve(count);
-  std::vector<operation_id> ended;
-  while (taken.size() < count) {
-    auto next = from.pop();
-    note_taken_locked(next, ended);
-    taken.push_back(std::move(next.what));
-  }
+void event_queue::take_locked(waiting_events& from, std::size_t count, std::vector<event>& into) {
+  std::vector<operation_id> ended, outcomes;
+  ended.reserve(count);
+  outcomes.reserve(count);
+  or_undo(
+      [&] {
+        from.look_at(count, [&](const waiting_event& next) {
+          const auto id = next.what.operation;
+          if (next.last) {
+            ended.push_back(id);
+          } else if (is_outcome(next.what)) {
+            outcome_taken_.insert(id);
+            outcomes.push_back(id);
+          }
+        });
+      },
+      [&] {
+        for (const auto id : outcomes) outcome_taken_.erase(id);
+      });
+  // Nothing is allocated from here on.
+  for (std::size_t i = 0; i < count; ++i) into.push_back(std::move(from.pop().what));
+  for (const auto id : ended) outcome_taken_.erase(id);
   if (!ended.empty()) operations_.last_event_taken(ended);
-  return taken;
 }
 
 std::vector<event> event_queue::take_unclaimed_locked(std::size_t max) {
   const auto of_members = members_ ? std::min(max, members_->size()) : 0;
+  const auto of_operations = std::min(max - of_members, events_.size());
   std::vector<event> taken;
-  if (of_members != 0) taken.reserve(std::min(max, size()));
-  while (taken.size() < of_members) taken.push_back({operation_id{}, members_->pop()});
-  auto of_operations = take_locked(events_, max - of_members);
-  if (taken.empty()) {
-    taken = std::move(of_operations);
-  } else {
-    std::ranges::move(of_operations, std::back_inserter(taken));
+  taken.reserve(of_members + of_operations);
+  try {
+    while (taken.size() < of_members) taken.push_back({operation_id{}, members_->pop()});
+    take_locked(events_, of_operations, taken);
+  } catch (const std::bad_alloc&) {
+    if (taken.empty()) throw;
+    // Members that were told must not be lost; the rest waits for the next call.
   }
   publish_count_locked();
   if (empty()) drain_locked();
@@ -251,7 +281,12 @@ void event_queue::claim::wait_until(std::chrono::steady_clock::time_point until)
 
 std::optional<result<std::vector<event>>> event_queue::claim::take() {
   const std::lock_guard lock{queue_.mutex_};
-  if (has_last()) return queue_.take_locked(events_, events_.size());
+  if (has_last()) {
+    std::vector<event> taken;
+    taken.reserve(events_.size());
+    queue_.take_locked(events_, events_.size(), taken);
+    return taken;
+  }
   if (queue_.closed_) return fail(*queue_.closed_);
   return std::nullopt;
 }

@@ -31,7 +31,8 @@ namespace troupe::actors {
 ///
 /// Every event is taken once. A thread that waits for one operation owns its events (`claim`):
 /// `take`, `wait` and the descriptor do not see them. The thread either takes them all or gives the
-/// claim up; then `take` returns them first.
+/// claim up; then `take` returns them first. A call that finds no memory has neither added nor taken
+/// an event.
 class event_queue {
  public:
   class claim;
@@ -46,6 +47,9 @@ class event_queue {
   void push(event e);
   /// Same, for the last event of an operation.
   void push_last(event e);
+  /// Ends a live operation and adds its outcome, the last event unless `unpinned` follows: both, or
+  /// neither if memory runs out. Returns false, and drops the outcome, if it has ended already.
+  bool conclude(event outcome, bool last = true);
   [[nodiscard]] std::vector<event> take(std::size_t max);
   [[nodiscard]] std::vector<event> wait(std::chrono::milliseconds timeout, std::size_t max);
   /// `not_found`: no such operation is open, or `take` returned its outcome; `already_exists`:
@@ -84,10 +88,10 @@ class event_queue {
   void append(waiting_event e);
   /// The events that may be taken have changed. Returns whether a waiting thread has to be woken.
   [[nodiscard]] bool show_locked();
-  [[nodiscard]] std::vector<event> take_locked(waiting_events& from, std::size_t max);
+  /// Moves the oldest events to `into`, which has room for them.
+  void take_locked(waiting_events& from, std::size_t count, std::vector<event>& into);
   [[nodiscard]] std::vector<event> take_unclaimed_locked(std::size_t max);
   void end_claim(claim& of);
-  void note_taken_locked(const waiting_event& taken, std::vector<operation_id>& ended);
   void publish_count_locked();
   void signal_locked();
   void drain_locked();

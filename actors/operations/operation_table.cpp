@@ -44,6 +44,13 @@ result<operation_id> operation_table::begin(entry what) {
   return id;
 }
 
+void operation_table::take_back(operation_id id) noexcept {
+  const std::lock_guard lock{mutex_};
+  live_.erase(id);
+  // Its key is not built again, which would need memory.
+  std::erase_if(by_request_, [id](const auto& known) { return known.second == id; });
+}
+
 result<operation_table::entry> operation_table::find(operation_id id) const {
   const std::lock_guard lock{mutex_};
   const auto found = live_.find(id);
@@ -89,6 +96,11 @@ result<void> operation_table::seal(operation_id id) {
   return {};
 }
 
+void operation_table::unseal(operation_id id) noexcept {
+  const std::lock_guard lock{mutex_};
+  if (const auto found = live_.find(id); found != live_.end()) found->second.sealed = false;
+}
+
 bool operation_table::end_locked(operation_id id) {
   const auto found = live_.find(id);
   if (found == live_.end()) return false;
@@ -128,7 +140,7 @@ std::optional<operation_table::ended_receive> operation_table::ended(operation_i
   return found->second;
 }
 
-void operation_table::last_event_taken(const std::vector<operation_id>& operations) {
+void operation_table::last_event_taken(const std::vector<operation_id>& operations) noexcept {
   const std::lock_guard lock{mutex_};
   for (const auto id : operations) ended_.erase(id);
 }

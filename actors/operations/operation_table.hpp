@@ -44,6 +44,8 @@ class operation_table {
   /// `overloaded` at the bound; `already_exists` if a send (or a receive, or a hold) of that
   /// request is live; `aborted` after `close`.
   [[nodiscard]] result<operation_id> begin(entry what);
+  /// Takes back an operation that nobody was told of yet.
+  void take_back(operation_id id) noexcept;
   /// `not_found` if it has ended.
   [[nodiscard]] result<entry> find(operation_id id) const;
   /// Adds room for `tokens` more tokens in one group of a send that grows. `not_found`,
@@ -51,6 +53,8 @@ class operation_table {
   [[nodiscard]] result<void> grow(operation_id send, std::uint64_t tokens, std::uint32_t group = 0);
   /// `not_found`, or `already_exists` if it was sealed before.
   [[nodiscard]] result<void> seal(operation_id id);
+  /// Takes a seal back that nobody was told of yet.
+  void unseal(operation_id id) noexcept;
   /// Ends an operation. Returns whether it was live, so that the caller may tell the outcome; false
   /// if the outcome was told already.
   bool end(operation_id id);
@@ -60,7 +64,7 @@ class operation_table {
   /// live, is no receive, or was forgotten.
   [[nodiscard]] std::optional<ended_receive> ended(operation_id receive) const;
   /// The engine has taken the last event of these operations: they are no longer open.
-  void last_event_taken(const std::vector<operation_id>& operations);
+  void last_event_taken(const std::vector<operation_id>& operations) noexcept;
   /// Whether it is live, or has ended but its last event was not taken.
   [[nodiscard]] bool is_open(operation_id id) const;
   [[nodiscard]] std::size_t open() const;

@@ -3,12 +3,19 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <new>
+#include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "troupe/kvcache/or_undo.hpp"
 
 namespace troupe::actors {
 
 namespace {
+
+static_assert(std::is_nothrow_move_constructible_v<waiting_event>);
 
 /// Whether `next` only extends `last` by more tokens: then one event is enough.
 bool extends(const event& last, const event& next) {
@@ -64,7 +71,12 @@ bool waiting_events::push(waiting_event e) {
     }
   }
   append(std::move(e));
-  if (events_.size() >= merge_at_) merge_layers();
+  if (events_.size() < merge_at_) return true;
+  try {
+    merge_layers();
+  } catch (const std::bad_alloc&) {  // they are merged later, then
+    merge_at_ = 2 * events_.size();
+  }
   return true;
 }
 
@@ -72,13 +84,17 @@ void waiting_events::append(waiting_event e) {
   const auto id = e.what.operation;
   events_.push_back({std::move(e), {}});
   const auto added = std::prev(events_.end());
-  const auto [found, is_first] = chains_.try_emplace(id, chain{added, added});
-  if (is_first) return;
-  found->second.newest->next = added;
-  found->second.newest = added;
+  or_undo(
+      [&] {
+        const auto [found, is_first] = chains_.try_emplace(id, chain{added, added});
+        if (is_first) return;
+        found->second.newest->next = added;
+        found->second.newest = added;
+      },
+      [&] { events_.erase(added); });
 }
 
-waiting_event waiting_events::pop() {
+waiting_event waiting_events::pop() noexcept {
   const auto oldest = events_.begin();
   const auto found = chains_.find(oldest->event.what.operation);
   if (found->second.newest == oldest) {
@@ -91,7 +107,20 @@ waiting_event waiting_events::pop() {
   return popped;
 }
 
-waiting_events waiting_events::extract(operation_id operation) {
+void waiting_events::drop_newest(operation_id operation) noexcept {
+  const auto found = chains_.find(operation);
+  auto& [oldest, newest] = found->second;
+  const auto dropped = newest;
+  if (oldest == dropped) {
+    chains_.erase(found);
+  } else {
+    newest = oldest;
+    while (newest->next != dropped) newest = newest->next;
+  }
+  events_.erase(dropped);
+}
+
+waiting_events waiting_events::extract(operation_id operation) noexcept {
   waiting_events extracted;
   auto found = chains_.extract(operation);
   if (found.empty()) return extracted;
@@ -106,7 +135,7 @@ waiting_events waiting_events::extract(operation_id operation) {
   return extracted;
 }
 
-void waiting_events::put_first(waiting_events events) {
+void waiting_events::put_first(waiting_events events) noexcept {
   events_.splice(events_.begin(), events.events_);
   chains_.merge(events.chains_);
 }
@@ -125,17 +154,38 @@ void waiting_events::merge_layers() {
       progress[e.what.operation].add(layers->slice);
     }
   }
-  chains_.clear();
-  for (auto& [e, next] : std::exchange(events_, {})) {
-    const auto id = e.what.operation;
-    if (!std::holds_alternative<event_layers>(e.what.what)) {
-      append(std::move(e));
-    } else if (const auto of = progress.find(id); of != progress.end()) {
-      for (const auto& slice : of->second.slices()) append({{id, event_layers{slice}}, false});
-      progress.erase(of);
+  std::unordered_map<operation_id, std::list<link>> merged;
+  for (const auto& [id, of] : progress) {
+    auto& events = merged[id];
+    for (const auto& slice : of.slices())
+      events.push_back({{{id, event_layers{slice}}, false}, {}});
+  }
+  // Nothing is allocated from here on.
+  for (auto at = events_.begin(); at != events_.end();) {
+    if (std::holds_alternative<event_layers>(at->event.what.what)) {
+      events_.splice(at, merged.find(at->event.what.operation)->second);
+      at = events_.erase(at);
+    } else {
+      ++at;
     }
   }
+  link_chains();
   merge_at_ = std::max(least_merged, 2 * events_.size());
+}
+
+/// Makes the chains anew. No operation without a chain has events.
+void waiting_events::link_chains() noexcept {
+  for (auto& [id, of] : chains_) of = {events_.end(), events_.end()};
+  for (auto at = events_.begin(); at != events_.end(); ++at) {
+    auto& [oldest, newest] = chains_.find(at->event.what.operation)->second;
+    if (oldest == events_.end()) {
+      oldest = at;
+    } else {
+      newest->next = at;
+    }
+    newest = at;
+  }
+  std::erase_if(chains_, [this](const auto& of) { return of.second.oldest == events_.end(); });
 }
 
 }  // namespace troupe::actors

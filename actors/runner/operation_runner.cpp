@@ -333,8 +333,9 @@ void operation_runner::on_link_ended(std::uint64_t link, bool crashed) {
   }
 }
 
-/// A transfer's actor crashed by a defect of ours. Its operation fails; its blocks stay pinned,
-/// since nobody is left to say that nothing can touch them any more.
+/// A session's actor crashed by a defect of ours. Its operation fails; its blocks stay pinned, and the
+/// rest of what its bytes may touch stays in place, since nobody is left to say that nothing can
+/// touch them any more.
 void operation_runner::on_session_crashed(transfer_id transfer, const std::string& why) {
   const auto crashed = sessions_.find(transfer);
   if (crashed == sessions_.end()) return;

@@ -97,6 +97,7 @@ struct live_session {
   bool served{false};   ///< serves a peer's request, and counts in `served_count_`
   bool crashed{false};  ///< this actor or its link's crashed: nobody is left to end it
   time_point started{};
+  std::shared_ptr<const void> touched{};  ///< `session::touched`
 };
 
 /// The operations that wait for the link with one peer. Kept until the node has answered, even when
@@ -171,7 +172,8 @@ class operation_runner {
       const link_handle& link, kvcache::data_flow flow);
   /// Adds a session: from here on it is told of its deadline, and of the end of its link.
   void session_begins(operation_id operation, transfer_id transfer, session_actor actor,
-                      const link_handle& link, transfer_report report, time_point deadline);
+                      const link_handle& link, transfer_report report, time_point deadline,
+                      std::shared_ptr<const void> touched = {});
   void session_ends(transfer_id transfer);
   /// Counts live sessions for the heartbeats. Crashed ones keep their pins and never end, so they
   /// do not count.

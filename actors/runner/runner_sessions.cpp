@@ -58,13 +58,15 @@ void operation_runner::count_sessions() {
 
 void operation_runner::session_begins(operation_id operation, transfer_id transfer,
                                       session_actor actor, const link_handle& link,
-                                      transfer_report report, time_point deadline) {
+                                      transfer_report report, time_point deadline,
+                                      std::shared_ptr<const void> touched) {
   report.transfer = transfer.value;
   if (deadline != no_deadline) deadlines_.emplace(deadline, timer::session, transfer.value);
   const bool served = operation == operation_id{} || sources_.contains(operation);
   if (served) ++served_count_;
-  sessions_.emplace(transfer, live_session{operation, std::move(actor), link.id, std::move(report),
-                                           deadline, served, false, around_.now()});
+  sessions_.emplace(transfer,
+                    live_session{operation, std::move(actor), link.id, std::move(report), deadline,
+                                 served, false, around_.now(), std::move(touched)});
   count_sessions();
 }
 
@@ -102,22 +104,20 @@ void operation_runner::tell_session(transfer_id transfer, session_event event) {
 
 bool operation_runner::tell_outcome(operation_id operation,
                                     std::variant<event_done, event_failed> outcome) {
-  const auto* failed = std::get_if<event_failed>(&outcome);
-  const auto failure = failed != nullptr ? std::optional{failed->why} : std::nullopt;
-  if (!context_->operations.end(operation, failure)) return false;
-  std::visit([&](auto& what) { context_->events.push({operation, std::move(what)}); }, outcome);
-  return true;
+  return std::visit(
+      [&](auto& what) {
+        return context_->events.conclude({operation, std::move(what)}, false);
+      },
+      outcome);
 }
 
 bool operation_runner::tell_last_outcome(operation_id operation,
                                          decltype(value_concluded::outcome) outcome) {
-  if (!context_->operations.end(operation)) return false;
-  std::visit(
+  return std::visit(
       [&](auto& what) {
-        context_->events.push_last({operation, std::move(what)});
+        return context_->events.conclude({operation, std::move(what)});
       },
       outcome);
-  return true;
 }
 
 void operation_runner::count_outcome(const std::optional<troupe::error>& failure,

@@ -4,6 +4,7 @@
 #include "troupe/actors/values/value_client.hpp"
 #include "troupe/actors/values/value_regions.hpp"
 #include "troupe/actors/values/value_server.hpp"
+#include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::actors::operations {
 
@@ -12,9 +13,8 @@ namespace {
 decltype(value_concluded::outcome) copied_here(node_context& context, const start_value& put) {
   try {
     return value_here(context, put);
-  } catch (const std::exception& why) {
-    return event_failed{
-        {errc::pool_exhausted, std::string{"the value could not be copied: "} + why.what()}};
+  } catch (...) {
+    return event_failed{exception_as_error("the value could not be copied")};
   }
 }
 
@@ -44,7 +44,9 @@ void operation_runner::fail_value(operation_id operation, troupe::error why) {
 void operation_runner::lose_value(operation_id operation, troupe::error why) {
   value_pins_.erase(operation);  // a peer may be able to read them for ever
   close_values(*context_);
-  why.message += "; if it was a put, it is not known whether the value is stored";
+  why.message +=
+      "; if it was a put, it is not known whether the value is stored, nor whether the peer still "
+      "reads it";
   fail_value(operation, std::move(why));
 }
 
@@ -66,11 +68,13 @@ void operation_runner::start_client(waiting_value value, const link_handle& link
   const bool copies = must_copy(value.order, link);
   auto made = std::make_unique<value_client>(
       value_client_options{context_, link, transfer, std::move(value.order)});
+  auto touched = made->touched();
   // Not on the thread that runs this, which may be the engine's: the engine computes meanwhile.
   auto client = copies ? around_.begin_session_elsewhere(transfer, link, std::move(made))
                        : around_.begin_session(transfer, link, std::move(made));
   value_clients_.emplace(operation, transfer);
-  session_begins(operation, transfer, std::move(client), link, std::move(report), value.deadline);
+  session_begins(operation, transfer, std::move(client), link, std::move(report), value.deadline,
+                 std::move(touched));
 }
 
 void operation_runner::copy_here(start_value& order) {
@@ -136,13 +140,14 @@ void operation_runner::value_came(const link_handle& link, session_message& mess
   const auto* put = std::get_if<store_put>(&message);
   const auto& key = put != nullptr ? put->key : std::get<store_get>(message).key;
   auto report = report_of(key, link, "serve", "answering");
-  auto server = around_.begin_session(
-      transfer, link,
-      std::make_unique<value_server>(value_server_options{context_, link, std::move(message)}));
+  auto made =
+      std::make_unique<value_server>(value_server_options{context_, link, std::move(message)});
+  auto touched = made->touched();
+  auto server = around_.begin_session(transfer, link, std::move(made));
   // By then the peer has given up at its own deadline and, if it lives, has said so. That message
   // may be lost, and a peer that forgot its request sends none.
   session_begins(operation_id{}, transfer, std::move(server), link, std::move(report),
-                 deadline_after({}) + context_->settings.peer_silence);
+                 deadline_after({}) + context_->settings.peer_silence, std::move(touched));
 }
 
 }  // namespace troupe::actors::operations

@@ -1,7 +1,9 @@
 #include "troupe/actors/runtime/inline_executor.hpp"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include <caf/actor_system.hpp>
 #include <caf/resumable.hpp>
@@ -13,21 +15,34 @@ namespace troupe::actors {
 
 thread_local inline_executor* inline_executor::active_ = nullptr;
 
+void inline_executor::exec_later(caf::resumable* job) {
+  if (next_ != 0 && jobs_.size() == jobs_.capacity()) {
+    jobs_.erase(jobs_.begin(), jobs_.begin() + static_cast<std::ptrdiff_t>(next_));
+    next_ = 0;
+  }
+  jobs_.push_back(job);
+}
+
+caf::resumable* inline_executor::take_next() noexcept {
+  auto* job = jobs_[next_++];
+  if (is_idle()) {
+    jobs_.clear();
+    next_ = 0;
+  }
+  return job;
+}
+
 void inline_executor::run() {
   // Reentrancy: an actor that runs here may end up in a poll that wants to run actors; the outer
   // loop will get to them.
-  if (active_ == this && jobs_.empty()) return;
+  if (active_ == this && is_idle()) return;
   const caf_thread_scope visit;
   scope as_active{*this};
-  for (std::size_t done = 0; !jobs_.empty(); ++done) {
-    auto* job = jobs_.front();
-    jobs_.pop_front();
-    if (done >= max_jobs) {
-      system().scheduler().enqueue(job);
-      continue;
-    }
+  for (std::size_t done = 0; !is_idle(); ++done) {
+    if (done >= max_jobs && next_to_scheduler()) continue;
+    auto* job = take_next();
     switch (job->resume(this, throughput)) {
-      case caf::resumable::resume_later: jobs_.push_back(job); break;
+      case caf::resumable::resume_later: exec_later(job); break;
       case caf::resumable::awaiting_message:
       case caf::resumable::done:
       case caf::resumable::shutdown_execution_unit: caf::intrusive_ptr_release(job); break;
@@ -35,12 +50,20 @@ void inline_executor::run() {
   }
 }
 
-void inline_executor::hand_over() {
-  while (!jobs_.empty()) {
-    auto* job = jobs_.front();
-    jobs_.pop_front();
-    system().scheduler().enqueue(job);
+bool inline_executor::next_to_scheduler() {
+  try {
+    system().scheduler().enqueue(jobs_[next_]);
+  } catch (const std::bad_alloc&) {
+    return false;
   }
+  (void)take_next();
+  return true;
+}
+
+void inline_executor::hand_over() {
+  while (!is_idle() && next_to_scheduler()) {
+  }
+  if (!is_idle()) run();
 }
 
 inline_executors::inline_executors(caf::actor_system& system)

@@ -2,12 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <caf/abstract_actor.hpp>
 #include <caf/actor_cast.hpp>
@@ -23,9 +23,13 @@ namespace troupe::actors {
 /// guarantees that an actor runs on one thread at a time.
 class inline_executor final : public caf::execution_unit {
  public:
-  explicit inline_executor(caf::actor_system& system) : caf::execution_unit{&system} {}
+  explicit inline_executor(caf::actor_system& system) : caf::execution_unit{&system} {
+    jobs_.reserve(max_jobs);
+  }
 
-  void exec_later(caf::resumable* job) override { jobs_.push_back(job); }
+  /// Needs no memory while fewer than `max_jobs` actors are runnable: CAF would never run an actor
+  /// again that could not be added.
+  void exec_later(caf::resumable* job) override;
 
   /// Runs all runnable actors, and those that they make runnable. After `max_jobs` the rest goes to
   /// the scheduler, so that a thread which must also move bytes is not held up.
@@ -38,7 +42,8 @@ class inline_executor final : public caf::execution_unit {
   void adopt_this_thread() noexcept { active_ = this; }
 
   /// Makes a unit the calling thread's active one for the lifetime of the scope. Actors that are
-  /// still runnable at its end go to the scheduler: the thread may never come back.
+  /// still runnable at its end go to the scheduler: the thread may never come back. If the scheduler
+  /// has no memory for them, they run here.
   class scope {
    public:
     explicit scope(inline_executor& unit) noexcept : before_{std::exchange(active_, &unit)} {}
@@ -55,11 +60,16 @@ class inline_executor final : public caf::execution_unit {
 
  private:
   void hand_over();
+  [[nodiscard]] bool is_idle() const noexcept { return next_ == jobs_.size(); }
+  [[nodiscard]] caf::resumable* take_next() noexcept;
+  /// Returns false, and keeps the actor, if the scheduler has no memory for it.
+  [[nodiscard]] bool next_to_scheduler();
 
   static constexpr std::size_t max_jobs = 256;
   static constexpr std::size_t throughput = 32;  ///< messages per turn of one actor
   static thread_local inline_executor* active_;
-  std::deque<caf::resumable*> jobs_;
+  std::vector<caf::resumable*> jobs_;  ///< runnable from `next_` on
+  std::size_t next_{0};
 };
 
 /// One unit per thread that feeds actors; they live until the actor system is gone, since an actor

@@ -15,7 +15,8 @@ value_client::value_client(value_client_options options)
     : context_{std::move(options.context)},
       link_{std::move(options.link)},
       transfer_{options.transfer},
-      order_{std::move(options.order)} {}
+      order_{std::move(options.order)},
+      memory_{std::make_shared<touched_memory>(touched_memory{order_.copy, {}, {}, {}})} {}
 
 void value_client::begin(session_surroundings& around) {
   around_ = &around;
@@ -85,8 +86,9 @@ result<grant_wish> value_client::grant_on_copy() {
   const auto value = order_.value;
   if (auto room = room_for_copy(*context_, value.size())) {
     std::ranges::copy(value, room->bytes().begin());
-    copy_.emplace(std::move(*room));
-    return grant_wish{context_->value_copies->region(), {copy_->where()}, transport::access::read};
+    memory_->copy.emplace(std::move(*room));
+    return grant_wish{
+        context_->value_copies->region(), {memory_->copy->where()}, transport::access::read};
   }
   auto& endpoint = *context_->endpoint;
   const auto region = endpoint.allocate(value.size(), "copy for put " + order_.key);
@@ -172,13 +174,13 @@ void value_client::read_value(store_reply& reply) {
     give_up(room.error());
     return;
   }
-  scratch_.emplace(std::move(*room));
+  memory_->scratch.emplace(std::move(*room));
   const auto& from = reply.source->permitted.extents().front();
   transport::batch read;
   read.id = transport::batch_id{1};
   read.transfer = transfer_;
   read.dir = transport::direction::read;
-  const segment all{scratch_->where().offset, from.offset, reply.size, 0, 0, 1};
+  const segment all{memory_->scratch->where().offset, from.offset, reply.size, 0, 0, 1};
   read.pieces.push_back({context_->values->region(),
                          std::make_shared<const transport::remote_grant>(std::move(*reply.source)),
                          {all}});
@@ -241,8 +243,8 @@ void value_client::on_completion(transport::completion& done) {
     return;
   }
   ask_link(*around_, link_, say{store_release{transfer_.value}, {}});
-  auto kept = std::make_shared<const value_store::reservation>(std::move(*scratch_));
-  scratch_.reset();
+  auto kept = std::make_shared<const value_store::reservation>(std::move(*memory_->scratch));
+  memory_->scratch.reset();
   end_with(outcome_type{event_value{{kept->bytes(), kept}}});
 }
 
@@ -250,6 +252,9 @@ void value_client::on_transfer_fenced() {
   if (phase_ != phase::fencing) return;
   if (registered_) (void)unregister_value(*context_, *registered_);
   if (copy_apart_) (void)context_->endpoint->deregister(*copy_apart_);
+  memory_->copy.reset();
+  memory_->scratch.reset();
+  memory_->former_scratch.clear();
   ask_link(*around_, link_, detach_session{transfer_});
   tell_outcome();
   around_->tell_runner(runner_event{session_unpinned{transfer_}});
@@ -288,8 +293,8 @@ void value_client::on_link_is_back(link_is_back& back) {
     store();
     return;
   }
-  if (scratch_) former_scratch_.push_back(std::move(*scratch_));
-  scratch_.reset();
+  if (memory_->scratch) memory_->former_scratch.push_back(std::move(*memory_->scratch));
+  memory_->scratch.reset();
   phase_ = phase::asked;
   if (lent_ && must_copy(order_, link_)) {
     grant_copy_instead();
@@ -299,7 +304,7 @@ void value_client::on_link_is_back(link_is_back& back) {
 }
 
 bool value_client::asks_with_copy(const troupe::error& why) {
-  if (phase_ != phase::asked || !wish_ || copy_ || copy_apart_ ||
+  if (phase_ != phase::asked || !wish_ || memory_->copy || copy_apart_ ||
       why.code != errc::backend_unavailable) {
     return false;
   }

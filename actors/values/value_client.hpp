@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -51,10 +53,19 @@ class value_client final : public session {
   void begin(session_surroundings& around) override;
   void handle(session_event& event) override;
   [[nodiscard]] const char* name() const override { return "value_client"; }
+  [[nodiscard]] std::shared_ptr<const void> touched() const override { return memory_; }
 
  private:
   enum class phase : std::uint8_t { asked, storing, reading, fencing };
   using outcome_type = decltype(value_concluded::outcome);
+  /// What the peer, or reads of ours, may touch until the fence.
+  struct touched_memory {
+    std::shared_ptr<const std::vector<std::byte>> from_gpu;  ///< put: `start_value::copy`
+    std::optional<value_store::reservation> copy;            ///< put: a copy, while the grant lives
+    std::optional<value_store::reservation> scratch;         ///< get: the bytes
+    /// Memory where reads over broken links may still land.
+    std::vector<value_store::reservation> former_scratch;
+  };
 
   void ask();
   /// A grant on a copy of the value in memory that every peer reaches.
@@ -103,12 +114,9 @@ class value_client final : public session {
   bool said_again_{false};  ///< `store_commit` was repeated: the first may have arrived
   bool lent_{false};        ///< put: the grant is on the caller's memory
   std::optional<region_id> registered_;  ///< put: the value's region, while the grant lives
-  std::optional<value_store::reservation> copy_;     ///< put: a copy, while the grant lives
-  std::optional<region_id> copy_apart_;              ///< put: the copy's region if not in `copy_`
-  std::optional<grant_wish> wish_;                   ///< put: on the value or its copy
-  std::optional<value_store::reservation> scratch_;  ///< get: the bytes
-  /// Memory where reads over broken links may still land.
-  std::vector<value_store::reservation> former_scratch_;
+  std::optional<region_id> copy_apart_;  ///< put: the copy's region if not in `memory_`
+  std::optional<grant_wish> wish_;       ///< put: on the value or its copy
+  const std::shared_ptr<touched_memory> memory_;
   std::optional<outcome_type> outcome_;
 };
 

@@ -167,10 +167,10 @@ bool value_server::may_count_as_lost() const {
 }
 
 result<void> value_server::commit() {
-  if (!read_again_) return room_->commit();
-  auto pin = room_->commit_pinned(key_);
+  if (!read_again_) return memory_->room->commit();
+  auto pin = memory_->room->commit_pinned(key_);
   if (!pin) return fail(pin.error());
-  pins_.push_back(std::move(*pin));
+  memory_->pins.push_back(std::move(*pin));
   return {};
 }
 
@@ -193,18 +193,18 @@ void value_server::store() {
 }
 
 void value_server::serve_put(store_put& put) {
-  read_again_ = room_.has_value();
-  if (!room_) {
+  read_again_ = memory_->room.has_value();
+  if (!memory_->room) {
     auto room = context_->values->reserve(put.key, put.size, std::chrono::milliseconds{put.ttl_ms});
     if (!room) {
       refuse(room.error());
       return;
     }
-    room_.emplace(std::move(*room));
+    memory_->room.emplace(std::move(*room));
     key_ = put.key;
   }
   if (!put.source) {
-    std::ranges::copy(put.value, room_->bytes().begin());
+    std::ranges::copy(put.value, memory_->room->bytes().begin());
     say_held();
     return;
   }
@@ -214,7 +214,7 @@ void value_server::serve_put(store_put& put) {
   read.id = transport::batch_id{1};
   read.transfer = transfer_;
   read.dir = transport::direction::read;
-  const segment all{room_->where().offset, from.offset, put.size, 0, 0, 1};
+  const segment all{memory_->room->where().offset, from.offset, put.size, 0, 0, 1};
   read.pieces.push_back({context_->values->region(),
                          std::make_shared<const transport::remote_grant>(std::move(*put.source)),
                          {all}});
@@ -229,7 +229,7 @@ void value_server::serve_get(const store_get& get) {
     finish();
     return;
   }
-  pins_.push_back(value->pin);
+  memory_->pins.push_back(value->pin);
   auto reply = done(get.op);
   reply.size = value->bytes.size();
   reply.ttl_ms = static_cast<std::uint64_t>(value->ttl.count());
@@ -247,8 +247,8 @@ void value_server::on_session_message(session_message& message) {
   if (auto* put = std::get_if<store_put>(&message); put != nullptr) {
     if (phase_ == phase::held) say_held();
     // One read per link: the bytes of two reads could not be told apart.
-    if (phase_ == phase::reading && room_ && read_over_ < link_.epoch && put->source &&
-        acceptable(*put) && put->size == room_->where().length) {
+    if (phase_ == phase::reading && memory_->room && read_over_ < link_.epoch && put->source &&
+        acceptable(*put) && put->size == memory_->room->where().length) {
       serve_put(*put);
     }
   }
@@ -259,7 +259,7 @@ void value_server::on_session_message(session_message& message) {
 }
 
 void value_server::on_completion(const transport::completion& outcome) {
-  if (phase_ != phase::reading || !room_) return;
+  if (phase_ != phase::reading || !memory_->room) return;
   // The peer's end of the link broke before ours, and the peer asks again; or it has given up and
   // says so.
   if (outcome.failure && outcome.failure->code == errc::grant_revoked) return;
@@ -273,6 +273,8 @@ void value_server::on_completion(const transport::completion& outcome) {
 void value_server::on_transfer_fenced() {
   if (phase_ != phase::fencing) return;
   if (reply_) ask_link(*around_, link_, say{std::move(*reply_), {}});
+  memory_->room.reset();
+  memory_->pins.clear();
   ask_link(*around_, link_, detach_session{transfer_});
   around_->tell_runner(runner_event{session_unpinned{transfer_}});
   around_->finish();

@@ -48,9 +48,19 @@ class value_server final : public session {
   void begin(session_surroundings& around) override;
   void handle(session_event& event) override;
   [[nodiscard]] const char* name() const override { return "value_server"; }
+  [[nodiscard]] std::shared_ptr<const void> touched() const override { return memory_; }
 
  private:
   enum class phase : std::uint8_t { reading, held, stored, lending, fencing };
+
+  /// What reads of ours, or the peer, may touch until the fence.
+  struct touched_memory {
+    std::optional<value_store::reservation> room;  ///< of a put
+    /// For a get, the pins of the value: one more each time it is asked for over a new link, because
+    /// the value granted over the former link must stay in place. For a put that was read again, its
+    /// value's.
+    std::vector<std::shared_ptr<const void>> pins;
+  };
 
   void serve_put(store_put& put);
   void serve_get(const store_get& get);
@@ -78,16 +88,12 @@ class value_server final : public session {
   session_message message_;  ///< that it begins with
   transfer_id transfer_;
   phase phase_{phase::fencing};
-  std::optional<value_store::reservation> room_;  ///< of a put
-  std::string key_;                               ///< of a put
-  std::uint64_t read_over_{0};                    ///< the link epoch of the read in progress
-  bool read_again_{false};  ///< read again over a new link: the first read may still write
+  std::string key_;             ///< of a put
+  std::uint64_t read_over_{0};  ///< the link epoch of the read in progress
+  bool read_again_{false};      ///< read again over a new link: the first read may still write
   time_point said_held_;
   bool asked_again_{false};  ///< `store_held` was repeated because `store_commit` was late
-  /// For a get, the pins of the value: one more each time it is asked for over a new link, because
-  /// the value granted over the former link must stay in place. For a put that was read again, its
-  /// value's.
-  std::vector<std::shared_ptr<const void>> pins_;
+  const std::shared_ptr<touched_memory> memory_{std::make_shared<touched_memory>()};
   std::optional<store_reply> reply_;  ///< to send once quiescent
 };
 

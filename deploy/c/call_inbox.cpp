@@ -1,11 +1,15 @@
 #include "troupe/deploy/c/call_inbox.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "troupe/kvcache/or_error.hpp"
+#include "troupe/kvcache/or_undo.hpp"
 
 namespace troupe::c {
 
@@ -26,7 +30,11 @@ call_inbox::~call_inbox() {
 
 void call_inbox::tell_overdue(open_calls overdue) {
   for (auto& [id, one] : overdue) {
-    one.answer(fail(errc::deadline, "the engine did not answer the call in time"));
+    // One that cannot be told is dropped unanswered: `aborted`. The others, and calls that were taken
+    // meanwhile, must not be lost with it.
+    (void)or_error("", [&answer = one.answer] {
+      answer(fail(errc::deadline, "the engine did not answer the call in time"));
+    });
   }
 }
 
@@ -55,7 +63,11 @@ void call_inbox::put(call incoming) {
     if (takes) {
       const auto id = ++last_id_;
       waiting_.push_back({id, std::move(incoming.method), std::move(incoming.payload)});
-      open_.emplace(id, open_call{std::move(incoming.reply), incoming.deadline});
+      or_undo(
+          [&] {
+            open_.emplace(id, open_call{std::move(incoming.reply), incoming.deadline});
+          },
+          [&] { waiting_.pop_back(); });
       if (waiting_.size() == 1) (void)::eventfd_write(descriptor_, 1);
     }
   }
@@ -71,6 +83,7 @@ std::vector<waiting_call> call_inbox::take(std::size_t max) {
   {
     const std::lock_guard lock{mutex_};
     if (waiting_.empty() || max == 0) return {};
+    out.reserve(std::min(max, waiting_.size()));
     overdue = take_overdue();
     while (!waiting_.empty() && out.size() < max) {
       out.push_back(std::move(waiting_.front()));

@@ -6,6 +6,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <poll.h>
+
+#include "starving.hpp"
 
 namespace troupe::c {
 
@@ -53,6 +56,39 @@ TEST(call_inbox, has_nothing_to_be_taken_where_all_that_waited_is_overdue) {
   inbox->put(made(clock::time_point::max(), refused));
   EXPECT_EQ(inbox->take(1).size(), 1U);
   EXPECT_TRUE(inbox->take(1).empty());
+}
+
+/// Whether there is something to take.
+bool is_readable(const call_inbox& inbox) {
+  pollfd readable{inbox.descriptor(), POLLIN, 0};
+  return ::poll(&readable, 1, 0) == 1;
+}
+
+TEST(call_inbox, without_memory_for_a_call_goes_on_with_the_next) {
+  const auto inbox = call_inbox::make().value();
+  int refused = 0;
+  call next;
+  const auto made_again = [&] { next = made(clock::time_point::max(), refused); };
+  made_again();
+  testing::starve([&] { inbox->put(std::move(next)); },
+                  [&] {
+                    EXPECT_FALSE(is_readable(*inbox));
+                    made_again();
+                  });
+  EXPECT_TRUE(is_readable(*inbox));
+  const auto taken = inbox->take(2);
+  ASSERT_EQ(taken.size(), 1U);
+  EXPECT_TRUE(inbox->reply(taken[0].id, std::vector<std::uint8_t>{}));
+}
+
+TEST(call_inbox, loses_no_call_that_could_not_be_taken) {
+  const auto inbox = call_inbox::make().value();
+  int refused = 0;
+  for (int i = 0; i < 5; ++i) inbox->put(made(clock::time_point::max(), refused));
+  std::size_t taken = 0;
+  testing::starve([&] { taken += inbox->take(5).size(); },
+                  [&] { EXPECT_TRUE(is_readable(*inbox)); });
+  EXPECT_EQ(taken, 5U);
 }
 
 }  // namespace

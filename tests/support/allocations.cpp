@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 namespace troupe::testing {
 
@@ -13,7 +14,10 @@ namespace {
 bool is_made(std::size_t size) {
   auto& record = allocations;
   record.largest = std::max(record.largest, size);
-  if (record.left && *record.left == 0) return false;
+  if (record.left && *record.left == 0) {
+    if (std::exchange(record.once, false)) record.left.reset();
+    return false;
+  }
   if (record.left) --*record.left;
   ++record.made;
   return true;

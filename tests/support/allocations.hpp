@@ -10,6 +10,7 @@ namespace troupe::testing {
 
 struct allocation_record {
   std::optional<std::size_t> left;  ///< allocations until all fail; empty: none fails
+  bool once{false};                 ///< only one fails, and `left` is empty after it
   std::size_t made{0};
   std::size_t largest{0};  ///< in bytes, failed allocations included
 };

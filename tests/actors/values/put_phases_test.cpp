@@ -197,6 +197,24 @@ TEST_F(putting_large, shares_a_registration_only_while_no_put_of_it_has_ended) {
   EXPECT_TRUE(unregister_value(*context, fourth->region));
 }
 
+// -- when an actor crashes
+
+constexpr auto planted = caf::exit_reason::unhandled_exception;
+
+TEST_F(putting_large, whose_actor_crashes_leaves_its_copy_to_the_peer_that_may_still_read_it) {
+  context->settings.default_deadline = 10 * troupe::testing::wait_limit;
+  meet("shm");
+  const auto given = bytes;
+  put();
+  ASSERT_TRUE(std::ranges::equal(granted(0), given));
+  caf::anon_send_exit(heard->sessions.at(0).value(), planted);
+  EXPECT_EQ(failure().code, errc::internal);
+  bytes.assign(bytes.size(), std::byte{8});
+  put();
+  EXPECT_TRUE(std::ranges::equal(granted(1), bytes));
+  EXPECT_TRUE(std::ranges::equal(granted(0), given)) << "its room was given to the next put";
+}
+
 // -- when the node has stopped
 
 /// Memory that the caller has already given back: any read of it crashes. Small values travel in a
@@ -251,7 +269,7 @@ TEST_P(putting_late, whose_link_comes_back_reads_nothing_again) {
 
 INSTANTIATE_TEST_SUITE_P(, putting_late, ::testing::Values(100, 100'000));
 
-// -- the side that stores
+// -- the side that stores, or reads
 
 class storing : public put_phases {
  protected:
@@ -452,6 +470,63 @@ TEST_F(storing, refuses_to_read_again_what_a_grant_does_not_cover) {
   EXPECT_EQ(again->second, 3u);
   comes(store_release{op.value});
   EXPECT_TRUE(room_comes());
+}
+
+// -- when an actor crashes while bytes move
+
+/// Values of which the store has room for one.
+class crashing : public storing {
+ protected:
+  static constexpr std::uint64_t large = 700'000;
+
+  void crash(std::size_t session) {
+    caf::anon_send_exit(heard->sessions.at(session).value(), planted);
+  }
+  /// Whether the runner has noticed, and the peer was told with message `word`.
+  bool peer_is_told(std::size_t word) { return said<transfer_abort>(word).has_value(); }
+  void expect_room_is_taken() {
+    EXPECT_FALSE(context->values->reserve("next", large, {})) << "bytes may still move there";
+  }
+};
+
+TEST_F(crashing, store_that_reads_a_put_keeps_the_room_that_the_bytes_may_still_land_in) {
+  meet();
+  comes(put_by_grant(large));
+  ASSERT_TRUE(heard->batches.at(0));
+  crash(0);
+  ASSERT_TRUE(peer_is_told(0));
+  expect_room_is_taken();
+}
+
+TEST_F(crashing, store_that_lends_a_value_keeps_it_where_the_peer_may_still_read_it) {
+  ASSERT_TRUE(context->values->put("k", std::vector<std::byte>(large), {}));
+  meet();
+  comes(store_get{op.value, "k", UINT64_MAX});
+  ASSERT_TRUE(said<store_reply>(0));
+  crash(0);
+  ASSERT_TRUE(peer_is_told(1));
+  ASSERT_TRUE(context->values->remove("k"));
+  expect_room_is_taken();
+}
+
+TEST_F(crashing, reader_keeps_the_room_that_the_bytes_may_still_land_in) {
+  meet();
+  start_value get;
+  get.operation = context->operations.begin({}).value();
+  get.peer = link.peer;
+  get.key = "k";
+  caf::anon_send(runner, engine_command{std::move(get)});
+  const auto asked = said<store_get>(0);
+  ASSERT_TRUE(asked);
+  store_reply reply;
+  reply.op = asked->op;
+  reply.size = large;
+  reply.source = put_by_grant(large).source;
+  caf::anon_send(heard->sessions.at(0).value(), session_event{session_message{reply}});
+  ASSERT_TRUE(heard->batches.at(0));
+  crash(0);
+  ASSERT_TRUE(peer_is_told(1));
+  expect_room_is_taken();
 }
 
 }  // namespace
