@@ -54,6 +54,9 @@ struct agent_options {
   std::chrono::milliseconds peer_silence{3000};
   /// The time limit of a greeting, and of making a link.
   std::chrono::milliseconds connect_timeout{2000};
+  /// How long a peer may leave the oldest question for its memory unanswered. Generous, because it
+  /// may register that memory with a device first.
+  std::chrono::milliseconds grant_timeout{30'000};
   std::size_t max_peers{4096};
   std::size_t max_transfers{65'536};
   /// Unread notices of one peer, and likewise notices that wait for a link to it.

@@ -68,6 +68,7 @@ struct agent_transfer {
   std::optional<std::chrono::steady_clock::time_point> until{};
   std::vector<std::byte> note;
   bool has_note{false};
+  std::uint32_t lost_links{0};           ///< links that broke while it waited for its grants
   std::optional<troupe::error> stop_as;  ///< in stage `stopping`
   bool stop_is_cancel{false};
   bool completed{false}, quiescent{false};  ///< in stage `stopping`
@@ -119,7 +120,9 @@ struct remote_agent {
   transport::host_identity where;
   std::uint32_t attempt{0};
   std::vector<transport::backend_kind> excluded;
-  std::uint32_t failures{0};  ///< consecutive
+  /// Consecutive attempts that failed. A link that breaks while work waits for it is one, unless
+  /// something has moved over it.
+  std::uint32_t failures{0};
   control_channel::clock::time_point next_try{};
   bool try_set{false};      ///< a timer for `next_try` is set
   std::uint64_t failed{0};  ///< how often no link could be made
@@ -136,7 +139,14 @@ struct remote_agent {
     std::vector<std::shared_ptr<const transport::remote_grant>> parts;
   };
   std::unordered_map<std::uint64_t, memory_grants> grants;  ///< on `link`, by memory
-  std::size_t asking{0};                                    ///< unanswered grant questions
+  struct grant_question {
+    std::uint64_t memory{0};
+    std::chrono::steady_clock::time_point asked{};
+  };
+  std::vector<grant_question> questions;  ///< unanswered on `link`, oldest first
+  /// When the peer last answered the question that was then the oldest.
+  std::chrono::steady_clock::time_point answered_in_turn{};
+  bool questions_watched{false};  ///< a timer is set, or about to be set
   std::list<std::shared_ptr<agent_transfer>> waiting;
   notice_account account;
   struct waiting_note {
@@ -160,7 +170,7 @@ struct remote_agent {
   void leave_link() noexcept {
     link = 0;
     grants.clear();
-    asking = 0;
+    questions.clear();
     account.doubt();
     account.forget_question();
   }
@@ -335,6 +345,7 @@ class agent_core final : public agent {
   void watch_link(const peer_ptr& who, std::uint64_t link);
   void on_link_answer(const peer_ptr& who, const link_answer& said);
   void link_failed(const peer_ptr& who, const troupe::error& why);
+  void count_lost_link(const peer_ptr& who, const troupe::error& why);  ///< under the lock
   void no_way(const peer_ptr& who, const troupe::error& why);
   [[nodiscard]] std::shared_ptr<transport::link_sink> sink_of(std::uint64_t link);
   /// The batches of one link: as many as transfers are allowed.
@@ -372,10 +383,14 @@ class agent_core final : public agent {
   void grant_to(std::uint64_t link, std::uint64_t memory);     ///< on the work thread
   void find_answer(std::uint64_t link, std::uint64_t memory);  ///< on the work thread
   void answer_question(std::uint64_t link, const link_ptr& wire, const link_frame& answer);
+  [[nodiscard]] result<bool> make_grants(std::uint64_t link, const link_ptr& wire,
+                                         const described_memory& what, grants& made,
+                                         std::vector<revoking_grants::node_type>& room);
   [[nodiscard]] bool keep_grants(std::uint64_t link, std::uint64_t memory,
                                  const std::vector<transport::remote_grant>& given);
   void take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
-                 const std::vector<transport::remote_grant>& given, revoking_grants& room);
+                 const std::vector<transport::remote_grant>& given,
+                 std::vector<revoking_grants::node_type>& room);
   /// Memories to request grants for on a link.
   struct grant_questions {
     std::uint64_t link{0};
@@ -389,6 +404,9 @@ class agent_core final : public agent {
   void find_other_way(std::uint64_t link, const peer_ptr& who,
                       const grants_refused& said);                       ///< on the loop's thread
   void refuse_waiting(const peer_ptr& who, const grants_refused& said);  ///< under the lock
+  void watch_questions(const peer_ptr& who);                             ///< under the lock
+  void look_at_questions(const peer_ptr& who);                           ///< on the loop's thread
+  static void end_question(remote_agent& who, std::uint64_t memory);     ///< under the lock
   void go_on_elsewhere(std::uint64_t link, const peer_ptr& who);
   static void forget_memory(remote_agent& who, std::uint64_t number);  ///< under the lock
 

@@ -139,7 +139,9 @@ void agent_core::tell_of_lost_notes(remote_agent& who) {
 void agent_core::on_taken(std::uint64_t link, const peer_ptr& who, const taken& said) {
   const lock_type lock{mutex_};
   if (who->link != link) return;
-  if (said.received.notices >= who->account.handed().notices) who->unsure_notes = 0;
+  if (said.received.notices >= who->account.handed().notices) {
+    if (std::exchange(who->unsure_notes, 0) != 0) who->failures = 0;
+  }
   who->account.on_count(said);
 }
 

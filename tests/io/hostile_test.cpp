@@ -38,6 +38,13 @@ status end_of(agent_node& a, transfer_handle which) {
   return a.self->status_of(which).value();
 }
 
+/// As `end_of`, where nothing but the transfer's end is waited for.
+status end_soon(agent_node& a, transfer_handle which) {
+  EXPECT_EQ(a.self->wait(std::vector{which}, wait_for::all, testing::wait_limit), 1U)
+      << "the transfer never ends";
+  return a.self->status_of(which).value();
+}
+
 /// The grants in the next answer over the link; empty if it grants nothing. Skips counts, which may
 /// come at any time.
 std::optional<grants> next_grants(raw_link& link) {
@@ -229,6 +236,92 @@ TEST(hostile_test, a_backend_that_cannot_reach_a_memory_makes_room_for_the_next)
   // There is no other backend, so this refusal ends the transfer.
   second->send(grants_refused{1, {errc::backend_unavailable, "nor over this one"}});
   EXPECT_EQ(end_of(a, sent).why->code, errc::backend_unavailable);
+}
+
+TEST(hostile_test, a_question_that_a_live_peer_never_answers_ends_the_transfer) {
+  agent_node a{"a", by_tcp, [](agent_options& o) { o.grant_timeout = 100ms; }};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto sent = move_some(a, peer);
+  ASSERT_TRUE(raw.let_in());
+  const auto link = raw.link();
+  ASSERT_TRUE(link);
+  ASSERT_EQ(link->next(), encode_frame(grant_wanted{1}));
+  const auto end = end_soon(a, sent);
+  ASSERT_EQ(end.now, state::failed);
+  EXPECT_EQ(end.why->code, errc::peer_unreachable);
+  EXPECT_THAT(end.why->message,
+              ::testing::HasSubstr("'raw' lives, but did not answer the request for a grant to its "
+                                   "memory 1 within 100 ms"));
+  EXPECT_EQ(a.self->report().active, 0U);
+  EXPECT_EQ(a.self->report().peers.front().grants, 0U);
+  EXPECT_TRUE(a.self->release(sent));
+  // A late answer does no harm, and the next transfer asks again over the same link.
+  link->send(grants_refused{1, {errc::internal, "late"}});
+  const auto again = move_some(a, peer);
+  EXPECT_EQ(link->next(), encode_frame(grant_wanted{1}));
+  EXPECT_EQ(end_soon(a, again).now, state::failed);
+  EXPECT_FALSE(link->broken);
+  EXPECT_EQ(a.self->report().peers.front().links, 1U);
+}
+
+TEST(hostile_test, links_that_break_as_soon_as_they_are_up_end_what_waits) {
+  agent_node a{"a", by_tcp, [](agent_options& o) {
+                 o.backends = {transport::backend_kind::shm, transport::backend_kind::tcp};
+               }};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto sent = move_some(a, peer);
+  ASSERT_TRUE(raw.let_in());
+  // Two links over each backend, as where links are refused.
+  for (const auto kind : {transport::backend_kind::shm, transport::backend_kind::shm,
+                          transport::backend_kind::tcp, transport::backend_kind::tcp}) {
+    const auto link = raw.link();
+    ASSERT_TRUE(link);
+    ASSERT_EQ(raw.kind, kind);
+    ASSERT_FALSE(link->next().empty());  // it is up at the agent, too
+    link->wire->close();
+    ASSERT_TRUE(raw.channel->next_of<link_over>());
+  }
+  const auto end = end_soon(a, sent);
+  ASSERT_EQ(end.now, state::failed);
+  EXPECT_THAT(end.why->message, ::testing::HasSubstr("each link to agent 'raw' over tcp broke "
+                                                     "before anything moved over it"));
+  EXPECT_EQ(a.self->report().active, 0U);
+  // The next transfer starts over.
+  const auto again = move_some(a, peer);
+  const auto link = raw.link();
+  ASSERT_TRUE(link);
+  EXPECT_EQ(raw.kind, transport::backend_kind::shm);
+  EXPECT_TRUE(a.self->cancel(again));
+}
+
+TEST(hostile_test, a_peer_that_answers_only_others_on_each_link_holds_no_transfer_for_ever) {
+  agent_node a{"a", by_tcp};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1), made_up(2, 0x20000)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto over = a.self->session(a.kv, peer, 1).value();
+  const std::vector<segment> some{{0, 0, 64}};
+  const auto held = a.self->move(direction::write, over, some, {}, 0ms).value();
+  ASSERT_TRUE(raw.let_in());
+  for (int links = 0; links < 8; ++links) {
+    EXPECT_EQ(a.self->status_of(held)->now, state::active) << "after " << links << " links";
+    const auto link = raw.link();
+    ASSERT_TRUE(link);
+    const auto other = move_some(a, peer);
+    while (link->next() != encode_frame(grant_wanted{2})) {
+    }
+    link->send(grants_refused{2, {errc::internal, "no"}});
+    ASSERT_EQ(end_soon(a, other).now, state::failed);
+    link->wire->close();
+    ASSERT_TRUE(raw.channel->next_of<link_over>());
+  }
+  const auto end = end_soon(a, held);
+  ASSERT_EQ(end.now, state::failed);
+  EXPECT_THAT(end.why->message, ::testing::HasSubstr("8 links to agent 'raw' broke before"));
 }
 
 // -- peers that are granted memory
