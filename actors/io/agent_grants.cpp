@@ -210,7 +210,7 @@ void agent_core::go_on_elsewhere(std::uint64_t link, const peer_ptr& who) {
 void agent_core::forget_memory(remote_agent& who, std::uint64_t number) {
   const auto at = who.memories.find(number);
   if (at == who.memories.end()) return;
-  who.by_address.remove(at->second.address(), number);
+  who.by_address.remove(number);
   std::erase(who.in_order, number);
   who.memories.erase(at);
 }

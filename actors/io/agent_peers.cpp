@@ -15,7 +15,7 @@ void learn(remote_agent& who, std::vector<described_memory> memories) {
     const auto known = who.memories.find(one.number);
     if (known != who.memories.end()) {
       if (known->second == one) continue;
-      who.by_address.remove(known->second.address(), one.number);
+      who.by_address.remove(one.number);
     } else {
       who.in_order.push_back(one.number);
     }
