@@ -321,7 +321,8 @@ class agent_core final : public agent {
   // -- peers and our connections to them; on the loop's thread unless said otherwise (agent_dial.cpp)
   [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock
   void forget_one_that_left();                              ///< any thread, under the lock
-  void forget(const peer_ptr& who);                         ///< any thread, under the lock
+  [[nodiscard]] static bool has_left(const remote_agent& who) noexcept;  ///< under the lock
+  void forget(const peer_ptr& who);  ///< any thread, under the lock
   [[nodiscard]] static troupe::error removed_error(const remote_agent& who);
   void want_link(const peer_ptr& who);  ///< any thread, without the lock
   void part_from(const peer_ptr& who);
@@ -436,6 +437,9 @@ class agent_core final : public agent {
 
   // -- notices
   void tell_of_notices();
+  void put_in_inbox(notice what);  ///< under the lock
+  [[nodiscard]] bool inbox_takes(std::size_t bytes) const noexcept;
+  void drop_notes_of_those_that_left();  ///< under the lock
   [[nodiscard]] result<void> look_for_room(lock_type& lock, const peer_ptr& who, std::size_t bytes);
   void put_own_note(remote_agent& self, std::span<const std::byte> bytes);  ///< under the lock
   void on_note(std::uint64_t link, const peer_ptr& from, std::span<const std::byte> bytes);
@@ -476,6 +480,8 @@ class agent_core final : public agent {
   std::set<std::pair<std::chrono::steady_clock::time_point, std::uint64_t>> deadlines_;
   actors::door_loop::id deadline_timer_{0};  ///< the loop thread's own
   std::deque<notice> inbox_;
+  std::uint64_t inbox_bytes_{0};
+  std::uint64_t notices_dropped_{0};
   std::list<event> events_;
   bool notices_told_{false};  ///< a `notices_wait` event is queued
   actors::owned_fd events_fd_;

@@ -379,4 +379,78 @@ TEST(hostile_test, a_flood_of_questions_is_answered_or_ends_the_link) {
   EXPECT_EQ(p.ended(p.a, out).now, state::done);
 }
 
+// -- peers that leave notices
+
+namespace {
+
+constexpr std::size_t room = 64;
+constexpr std::size_t rooms = 16;
+
+std::uint64_t unread_in_all(const agent_node& at) {
+  std::uint64_t sum = 0;
+  for (const auto& one : at.self->report().peers) sum += one.notices_unread;
+  return sum;
+}
+
+/// A new life, over a link of its own, that sends as many notices as one peer may leave unread.
+std::unique_ptr<raw_dialer> fill_a_room(const agent_node& of) {
+  auto raw = std::make_unique<raw_dialer>(described(of));
+  EXPECT_TRUE(raw->enter());
+  const auto link = raw->link();
+  const auto before = unread_in_all(of);
+  for (std::size_t i = 0; i < room; ++i) link->send(note{bytes_of("n")});
+  EXPECT_TRUE(testing::comes_true([&] { return unread_in_all(of) == before + room; }));
+  return raw;
+}
+
+}  // namespace
+
+TEST(hostile_test, notices_of_peers_that_come_and_go_are_bounded_in_all) {
+  const agent_node b{"b", by_tcp, [](agent_options& o) { o.max_notices = room; }};
+  for (std::size_t i = 0; i < rooms; ++i) ASSERT_TRUE(fill_a_room(b));
+  const auto peers = b.self->report().peers;
+  ASSERT_EQ(unread_in_all(b), rooms * room);
+  // One more: the oldest peer that has left loses its notices, once the agent knows that it left.
+  ASSERT_TRUE(testing::comes_true([&] {
+    raw_dialer last{described(b)};
+    EXPECT_TRUE(last.enter());
+    const auto link = last.link();
+    link->send(note{bytes_of("more")});
+    return testing::comes_true(
+               [&] { return link->broken || b.self->report().notices_dropped > 0; }) &&
+           b.self->report().notices_dropped > 0;
+  }));
+  EXPECT_EQ(b.self->report().notices_dropped, room);
+  const auto& loser = peers.front();
+  const auto events = b.self->take(100);
+  const auto told = std::ranges::find(events, loser.who, &event::who);
+  ASSERT_NE(told, events.end());
+  EXPECT_EQ(told->what, event_kind::peer_lost);
+  ASSERT_TRUE(told->why);
+  EXPECT_EQ(told->why->code, errc::overloaded);
+  EXPECT_THAT(told->why->message, ::testing::HasSubstr("its 64 unread notices were dropped"));
+  const auto came = b.self->take_notices(2 * rooms * room);
+  EXPECT_EQ(came.size(), (rooms - 1) * room + 1);
+  EXPECT_EQ(std::ranges::count(came, loser.who, &notice::life), 0);
+  EXPECT_EQ(text_of(came.back().bytes), "more");
+  EXPECT_EQ(unread_in_all(b), 0U);
+}
+
+TEST(hostile_test, whoever_sends_more_than_all_peers_may_loses_its_link) {
+  const agent_node b{"b", by_tcp, [](agent_options& o) { o.max_notices = room; }};
+  std::vector<std::unique_ptr<raw_dialer>> stay;
+  for (std::size_t i = 0; i < rooms; ++i) stay.push_back(fill_a_room(b));
+  raw_dialer last{described(b)};
+  ASSERT_TRUE(last.enter());
+  const auto refused = last.link();
+  refused->send(note{bytes_of("more")});
+  ASSERT_TRUE(testing::comes_true([&] { return refused->broken.load(); }));
+  EXPECT_EQ(unread_in_all(b), rooms * room);
+  EXPECT_EQ(b.self->report().notices_dropped, 0U) << "those peers live";
+  EXPECT_EQ(b.self->take_notices(2 * rooms * room).size(), rooms * room);
+  last.link()->send(note{bytes_of("again")});
+  ASSERT_TRUE(testing::comes_true([&] { return unread_in_all(b) == 1; }));
+  EXPECT_EQ(text_of(b.self->take_notices(1).at(0).bytes), "again");
+}
+
 }  // namespace troupe::io
