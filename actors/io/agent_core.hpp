@@ -68,6 +68,12 @@ struct agent_transfer {
   std::optional<std::chrono::steady_clock::time_point> until{};
   std::vector<std::byte> note;
   bool has_note{false};
+  /// How far the grants to `moves->remote_memories` have come, in their order: these many are there,
+  /// and questions were asked for these many. Valid while `epoch` is that of the peer's grants.
+  struct {
+    std::uint64_t epoch{0};
+    std::size_t there{0}, asked{0};
+  } grants{};
   std::uint32_t lost_links{0};           ///< links that broke while it waited for its grants
   std::optional<troupe::error> stop_as;  ///< in stage `stopping`
   bool stop_is_cancel{false};
@@ -139,6 +145,7 @@ struct remote_agent {
     std::vector<std::shared_ptr<const transport::remote_grant>> parts;
   };
   std::unordered_map<std::uint64_t, memory_grants> grants;  ///< on `link`, by memory
+  std::uint64_t grants_epoch{1};                            ///< changes when any of `grants` goes
   struct grant_question {
     std::uint64_t memory{0};
     std::chrono::steady_clock::time_point asked{};
@@ -166,11 +173,15 @@ struct remote_agent {
   [[nodiscard]] bool wants_link() const noexcept {
     return connecting || wants_count || !waiting.empty() || !notes.empty();
   }
+  void drop_grants() noexcept {
+    grants.clear();
+    questions.clear();
+    ++grants_epoch;
+  }
   /// Drops the state of our link, which is no longer up.
   void leave_link() noexcept {
     link = 0;
-    grants.clear();
-    questions.clear();
+    drop_grants();
     account.doubt();
     account.forget_question();
   }
@@ -397,7 +408,7 @@ class agent_core final : public agent {
     std::uint64_t link{0};
     std::vector<std::uint64_t> memories{};
   };
-  [[nodiscard]] static bool has_grants(remote_agent& who, const agent_transfer& which,
+  [[nodiscard]] static bool has_grants(remote_agent& who, agent_transfer& which,
                                        grant_questions& ask);  ///< under the lock
   void ask_for_grants(lock_type& lock, const peer_ptr& who, const grant_questions& ask);
   void on_grants(std::uint64_t link, const peer_ptr& who, grants said);

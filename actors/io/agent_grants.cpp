@@ -30,26 +30,32 @@ typename Map::node_type unnamed_entry() {
 // -- the end that asks
 
 /// Whether all grants that the transfer needs are here. Adds the ones not yet asked for to `ask`.
-bool agent_core::has_grants(remote_agent& who, const agent_transfer& which, grant_questions& ask) {
+/// Each answer calls this, so it goes on where the last call stopped.
+bool agent_core::has_grants(remote_agent& who, agent_transfer& which, grant_questions& ask) {
   if (std::exchange(ask.link, who.link) != who.link) ask.memories.clear();
-  bool all = true;
-  const auto now = std::chrono::steady_clock::now();
-  for (const auto number : which.moves->remote_memories) {
-    auto& known = who.grants[number];
-    if (!known.parts.empty()) continue;
-    if (std::exchange(all, false)) {
-      // Room for all first: a question that counts as asked is in `ask`.
-      ask.memories.reserve(ask.memories.size() + which.moves->remote_memories.size());
-      who.questions.reserve(max_grants_asked);
-      for (const auto other : which.moves->remote_memories) who.grants.try_emplace(other);
-    }
-    // A question beyond the limit is asked once an answer has come.
-    if (known.asked || who.questions.size() >= max_grants_asked) continue;
-    ask.memories.push_back(number);
-    known.asked = true;
-    who.questions.push_back({number, now});
+  const auto& needed = which.moves->remote_memories;
+  auto& now = which.grants;
+  if (now.epoch != who.grants_epoch) {
+    for (const auto number : needed) who.grants.try_emplace(number);
+    now = {.epoch = who.grants_epoch, .there = 0, .asked = 0};
   }
-  return all;
+  const auto known = [&](std::size_t i) -> auto& {
+    return who.grants.find(needed[i])->second;
+  };
+  while (now.there < needed.size() && !known(now.there).parts.empty()) ++now.there;
+  if (now.there == needed.size()) return true;
+  // Room first: a question that counts as asked is in `ask`.
+  who.questions.reserve(max_grants_asked);
+  ask.memories.reserve(ask.memories.size() + max_grants_asked - who.questions.size());
+  const auto at = std::chrono::steady_clock::now();
+  // A question beyond the limit is asked once an answer has come.
+  for (; now.asked < needed.size() && who.questions.size() < max_grants_asked; ++now.asked) {
+    auto& one = known(now.asked);
+    if (std::exchange(one.asked, true)) continue;
+    ask.memories.push_back(needed[now.asked]);
+    who.questions.push_back({needed[now.asked], at});
+  }
+  return false;
 }
 
 /// Releases the lock meanwhile.
@@ -186,6 +192,7 @@ void agent_core::find_other_way(std::uint64_t link, const peer_ptr& who,
 void agent_core::refuse_waiting(const peer_ptr& who, const grants_refused& said) {
   if (open_question(*who, said.memory) == nullptr) return;
   who->grants.erase(said.memory);
+  ++who->grants_epoch;
   end_question(*who, said.memory);
   for (const auto& one : std::exchange(who->waiting, {})) {
     if (one->at == agent_transfer::stage::waiting &&

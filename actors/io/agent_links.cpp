@@ -104,8 +104,7 @@ void agent_core::make_link(const peer_ptr& who) {
                    link_entry{.of = who, .guest = false, .wire = *opened, .closed_for = {}});
     who->link = number;
     who->answered = false;
-    who->grants.clear();
-    who->questions.clear();
+    who->drop_grants();
     ++who->attempt;
   }
   who->channel->send(

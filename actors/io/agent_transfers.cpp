@@ -271,7 +271,10 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
     // again.
     auto& grants = (*peer)->grants;
     const auto known = grants.find(one->moves->remote_memories.front());
-    if (known != grants.end() && !known->second.parts.empty()) grants.erase(known);
+    if (known != grants.end() && !known->second.parts.empty()) {
+      grants.erase(known);
+      ++(*peer)->grants_epoch;
+    }
   }
   const auto entry_of_link = links_.find(link);
   if (entry_of_link != links_.end() && entry_of_link->second.closed_for &&
