@@ -61,6 +61,10 @@ result<void> check(const agent_options& options) {
   if (options.peer_silence < milliseconds{100} || options.connect_timeout < milliseconds{1}) {
     return wrong("peer_silence must be at least 100 ms and connect_timeout at least 1 ms");
   }
+  if (options.grant_timeout < milliseconds{1}) {
+    return wrong("grant_timeout is " + std::to_string(options.grant_timeout.count()) +
+                 " ms, expected at least 1 ms");
+  }
   if (options.max_peers < 1 || options.max_transfers < 1) {
     return wrong("max_peers and max_transfers must be at least 1");
   }

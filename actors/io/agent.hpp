@@ -54,9 +54,14 @@ struct agent_options {
   std::chrono::milliseconds peer_silence{3000};
   /// The time limit of a greeting, and of making a link.
   std::chrono::milliseconds connect_timeout{2000};
+  /// How long a peer may leave the oldest question for its memory unanswered. Generous, because it
+  /// may register that memory with a device first.
+  std::chrono::milliseconds grant_timeout{30'000};
   std::size_t max_peers{4096};
   std::size_t max_transfers{65'536};
-  /// Unread notices of one peer, and likewise notices that wait for a link to it.
+  /// Unread notices of one peer, and likewise notices that wait for a link to it. All peers
+  /// together have 16 times as much. Where that is full, notices of peers that have left are dropped
+  /// (`agent_report::notices_dropped`); a peer that sends more while all others live loses its link.
   std::size_t max_notices{65'536};
   std::size_t max_notice_bytes{std::size_t{16} << 20};  ///< bytes of these notices
 };
@@ -149,6 +154,7 @@ struct agent_report {
   std::uint16_t port{0}, data_port{0};
   std::size_t memories{0}, plans{0}, transfers{0}, active{0};
   std::size_t events{0};                 ///< not yet returned by `take`
+  std::uint64_t notices_dropped{0};      ///< unread ones of peers that had left, to make room
   std::vector<backend_report> backends;  ///< on this machine
   std::vector<peer_report> peers;
 };

@@ -68,6 +68,13 @@ struct agent_transfer {
   std::optional<std::chrono::steady_clock::time_point> until{};
   std::vector<std::byte> note;
   bool has_note{false};
+  /// How far the grants to `moves->remote_memories` have come, in their order: these many are there,
+  /// and questions were asked for these many. Valid while `epoch` is that of the peer's grants.
+  struct {
+    std::uint64_t epoch{0};
+    std::size_t there{0}, asked{0};
+  } grants{};
+  std::uint32_t lost_links{0};           ///< links that broke while it waited for its grants
   std::optional<troupe::error> stop_as;  ///< in stage `stopping`
   bool stop_is_cancel{false};
   bool completed{false}, quiescent{false};  ///< in stage `stopping`
@@ -119,7 +126,9 @@ struct remote_agent {
   transport::host_identity where;
   std::uint32_t attempt{0};
   std::vector<transport::backend_kind> excluded;
-  std::uint32_t failures{0};  ///< consecutive
+  /// Consecutive attempts that failed. A link that breaks while work waits for it is one, unless
+  /// something has moved over it.
+  std::uint32_t failures{0};
   control_channel::clock::time_point next_try{};
   bool try_set{false};      ///< a timer for `next_try` is set
   std::uint64_t failed{0};  ///< how often no link could be made
@@ -136,7 +145,15 @@ struct remote_agent {
     std::vector<std::shared_ptr<const transport::remote_grant>> parts;
   };
   std::unordered_map<std::uint64_t, memory_grants> grants;  ///< on `link`, by memory
-  std::size_t asking{0};                                    ///< unanswered grant questions
+  std::uint64_t grants_epoch{1};                            ///< changes when any of `grants` goes
+  struct grant_question {
+    std::uint64_t memory{0};
+    std::chrono::steady_clock::time_point asked{};
+  };
+  std::vector<grant_question> questions;  ///< unanswered on `link`, oldest first
+  /// When the peer last answered the question that was then the oldest.
+  std::chrono::steady_clock::time_point answered_in_turn{};
+  bool questions_watched{false};  ///< a timer is set, or about to be set
   std::list<std::shared_ptr<agent_transfer>> waiting;
   notice_account account;
   struct waiting_note {
@@ -156,11 +173,15 @@ struct remote_agent {
   [[nodiscard]] bool wants_link() const noexcept {
     return connecting || wants_count || !waiting.empty() || !notes.empty();
   }
+  void drop_grants() noexcept {
+    grants.clear();
+    questions.clear();
+    ++grants_epoch;
+  }
   /// Drops the state of our link, which is no longer up.
   void leave_link() noexcept {
     link = 0;
-    grants.clear();
-    asking = 0;
+    drop_grants();
     account.doubt();
     account.forget_question();
   }
@@ -311,7 +332,8 @@ class agent_core final : public agent {
   // -- peers and our connections to them; on the loop's thread unless said otherwise (agent_dial.cpp)
   [[nodiscard]] result<peer_ptr> take_in(descriptor said);  ///< any thread, under the lock
   void forget_one_that_left();                              ///< any thread, under the lock
-  void forget(const peer_ptr& who);                         ///< any thread, under the lock
+  [[nodiscard]] static bool has_left(const remote_agent& who) noexcept;  ///< under the lock
+  void forget(const peer_ptr& who);  ///< any thread, under the lock
   [[nodiscard]] static troupe::error removed_error(const remote_agent& who);
   void want_link(const peer_ptr& who);  ///< any thread, without the lock
   void part_from(const peer_ptr& who);
@@ -335,6 +357,7 @@ class agent_core final : public agent {
   void watch_link(const peer_ptr& who, std::uint64_t link);
   void on_link_answer(const peer_ptr& who, const link_answer& said);
   void link_failed(const peer_ptr& who, const troupe::error& why);
+  void count_lost_link(const peer_ptr& who, const troupe::error& why);  ///< under the lock
   void no_way(const peer_ptr& who, const troupe::error& why);
   [[nodiscard]] std::shared_ptr<transport::link_sink> sink_of(std::uint64_t link);
   /// The batches of one link: as many as transfers are allowed.
@@ -372,16 +395,20 @@ class agent_core final : public agent {
   void grant_to(std::uint64_t link, std::uint64_t memory);     ///< on the work thread
   void find_answer(std::uint64_t link, std::uint64_t memory);  ///< on the work thread
   void answer_question(std::uint64_t link, const link_ptr& wire, const link_frame& answer);
+  [[nodiscard]] result<bool> make_grants(std::uint64_t link, const link_ptr& wire,
+                                         const described_memory& what, grants& made,
+                                         std::vector<revoking_grants::node_type>& room);
   [[nodiscard]] bool keep_grants(std::uint64_t link, std::uint64_t memory,
                                  const std::vector<transport::remote_grant>& given);
   void take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
-                 const std::vector<transport::remote_grant>& given, revoking_grants& room);
+                 const std::vector<transport::remote_grant>& given,
+                 std::vector<revoking_grants::node_type>& room);
   /// Memories to request grants for on a link.
   struct grant_questions {
     std::uint64_t link{0};
     std::vector<std::uint64_t> memories{};
   };
-  [[nodiscard]] static bool has_grants(remote_agent& who, const agent_transfer& which,
+  [[nodiscard]] static bool has_grants(remote_agent& who, agent_transfer& which,
                                        grant_questions& ask);  ///< under the lock
   void ask_for_grants(lock_type& lock, const peer_ptr& who, const grant_questions& ask);
   void on_grants(std::uint64_t link, const peer_ptr& who, grants said);
@@ -389,6 +416,9 @@ class agent_core final : public agent {
   void find_other_way(std::uint64_t link, const peer_ptr& who,
                       const grants_refused& said);                       ///< on the loop's thread
   void refuse_waiting(const peer_ptr& who, const grants_refused& said);  ///< under the lock
+  void watch_questions(const peer_ptr& who);                             ///< under the lock
+  void look_at_questions(const peer_ptr& who);                           ///< on the loop's thread
+  static void end_question(remote_agent& who, std::uint64_t memory);     ///< under the lock
   void go_on_elsewhere(std::uint64_t link, const peer_ptr& who);
   static void forget_memory(remote_agent& who, std::uint64_t number);  ///< under the lock
 
@@ -418,6 +448,9 @@ class agent_core final : public agent {
 
   // -- notices
   void tell_of_notices();
+  void put_in_inbox(notice what);  ///< under the lock
+  [[nodiscard]] bool inbox_takes(std::size_t bytes) const noexcept;
+  void drop_notes_of_those_that_left();  ///< under the lock
   [[nodiscard]] result<void> look_for_room(lock_type& lock, const peer_ptr& who, std::size_t bytes);
   void put_own_note(remote_agent& self, std::span<const std::byte> bytes);  ///< under the lock
   void on_note(std::uint64_t link, const peer_ptr& from, std::span<const std::byte> bytes);
@@ -458,6 +491,8 @@ class agent_core final : public agent {
   std::set<std::pair<std::chrono::steady_clock::time_point, std::uint64_t>> deadlines_;
   actors::door_loop::id deadline_timer_{0};  ///< the loop thread's own
   std::deque<notice> inbox_;
+  std::uint64_t inbox_bytes_{0};
+  std::uint64_t notices_dropped_{0};
   std::list<event> events_;
   bool notices_told_{false};  ///< a `notices_wait` event is queued
   actors::owned_fd events_fd_;

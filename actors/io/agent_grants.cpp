@@ -18,29 +18,44 @@ remote_agent::memory_grants* open_question(remote_agent& who, std::uint64_t memo
   return open ? &at->second : nullptr;
 }
 
+/// An entry of a map, in no map yet. It is allocated now and gets its key and value later.
+template <class Map>
+typename Map::node_type unnamed_entry() {
+  Map one;
+  return one.extract(one.try_emplace(typename Map::key_type{}).first);
+}
+
 }  // namespace
 
 // -- the end that asks
 
 /// Whether all grants that the transfer needs are here. Adds the ones not yet asked for to `ask`.
-bool agent_core::has_grants(remote_agent& who, const agent_transfer& which, grant_questions& ask) {
+/// Each answer calls this, so it goes on where the last call stopped.
+bool agent_core::has_grants(remote_agent& who, agent_transfer& which, grant_questions& ask) {
   if (std::exchange(ask.link, who.link) != who.link) ask.memories.clear();
-  bool all = true;
-  for (const auto number : which.moves->remote_memories) {
-    auto& known = who.grants[number];
-    if (!known.parts.empty()) continue;
-    if (std::exchange(all, false)) {
-      // Room for all first: a question that counts as asked is in `ask`.
-      ask.memories.reserve(ask.memories.size() + which.moves->remote_memories.size());
-      for (const auto other : which.moves->remote_memories) who.grants.try_emplace(other);
-    }
-    // A question beyond the limit is asked once an answer has come.
-    if (known.asked || who.asking >= max_grants_asked) continue;
-    ask.memories.push_back(number);
-    known.asked = true;
-    ++who.asking;
+  const auto& needed = which.moves->remote_memories;
+  auto& now = which.grants;
+  if (now.epoch != who.grants_epoch) {
+    for (const auto number : needed) who.grants.try_emplace(number);
+    now = {.epoch = who.grants_epoch, .there = 0, .asked = 0};
   }
-  return all;
+  const auto known = [&](std::size_t i) -> auto& {
+    return who.grants.find(needed[i])->second;
+  };
+  while (now.there < needed.size() && !known(now.there).parts.empty()) ++now.there;
+  if (now.there == needed.size()) return true;
+  // Room first: a question that counts as asked is in `ask`.
+  who.questions.reserve(max_grants_asked);
+  ask.memories.reserve(ask.memories.size() + max_grants_asked - who.questions.size());
+  const auto at = std::chrono::steady_clock::now();
+  // A question beyond the limit is asked once an answer has come.
+  for (; now.asked < needed.size() && who.questions.size() < max_grants_asked; ++now.asked) {
+    auto& one = known(now.asked);
+    if (std::exchange(one.asked, true)) continue;
+    ask.memories.push_back(needed[now.asked]);
+    who.questions.push_back({needed[now.asked], at});
+  }
+  return false;
 }
 
 /// Releases the lock meanwhile.
@@ -61,6 +76,55 @@ void agent_core::ask_for_grants(lock_type& lock, const peer_ptr& who, const gran
     }
   }
   lock.lock();
+  watch_questions(who);
+}
+
+// A peer that lives may leave questions unanswered, and no link breaks for that. It answers one
+// after the other, so the wait for the oldest is limited; those behind it wait for their turn.
+
+void agent_core::watch_questions(const peer_ptr& who) {
+  if (who->questions.empty() || who->questions_watched) return;
+  loop_->post([this, who] { look_at_questions(who); });
+  who->questions_watched = true;
+}
+
+void agent_core::look_at_questions(const peer_ptr& who) {
+  std::uint64_t link = 0;
+  {
+    const lock_type lock{mutex_};
+    who->questions_watched = false;
+    if (who->questions.empty()) return;
+    const auto limit = bounded(options_.grant_timeout);
+    const auto now = std::chrono::steady_clock::now();
+    const auto due = std::max(who->questions.front().asked, who->answered_in_turn) + limit;
+    if (now < due) {
+      static_cast<void>(loop_->call_at(due, [this, who] { look_at_questions(who); }));
+      who->questions_watched = true;
+      return;
+    }
+    auto late = who->questions;
+    std::erase_if(late, [&](const auto& one) { return now < one.asked + limit; });
+    for (const auto& one : late) {
+      refuse_waiting(who, {one.memory,
+                           {errc::peer_unreachable,
+                            "agent '" + who->known.name +
+                                "' lives, but did not answer the request for a grant to its "
+                                "memory " +
+                                std::to_string(one.memory) + " within " +
+                                std::to_string(limit.count()) + " ms (grant_timeout)"}});
+    }
+    link = who->link;
+    watch_questions(who);
+  }
+  go_on_elsewhere(link, who);
+}
+
+/// The question is answered, or given up.
+void agent_core::end_question(remote_agent& who, std::uint64_t memory) {
+  const auto at = std::ranges::find(who.questions, memory, &remote_agent::grant_question::memory);
+  if (at == who.questions.end()) return;
+  if (at == who.questions.begin()) who.answered_in_turn = std::chrono::steady_clock::now();
+  who.questions.erase(at);
 }
 
 void agent_core::on_grants(std::uint64_t link, const peer_ptr& who, grants said) {
@@ -72,7 +136,8 @@ void agent_core::on_grants(std::uint64_t link, const peer_ptr& who, grants said)
     for (auto& one : said.parts) {
       known->parts.push_back(std::make_shared<const transport::remote_grant>(std::move(one)));
     }
-    --who->asking;
+    end_question(*who, said.memory);
+    who->failures = 0;
   }
   go_on_elsewhere(link, who);
 }
@@ -81,6 +146,7 @@ void agent_core::on_grants_refused(std::uint64_t link, const peer_ptr& who, gran
   {
     const lock_type lock{mutex_};
     if (who->link != link || open_question(*who, said.memory) == nullptr) return;
+    who->failures = 0;
     if (said.why.code == errc::backend_unavailable) {
       loop_->post([this, link, who, said = std::move(said)] { find_other_way(link, who, said); });
       return;
@@ -126,7 +192,8 @@ void agent_core::find_other_way(std::uint64_t link, const peer_ptr& who,
 void agent_core::refuse_waiting(const peer_ptr& who, const grants_refused& said) {
   if (open_question(*who, said.memory) == nullptr) return;
   who->grants.erase(said.memory);
-  --who->asking;
+  ++who->grants_epoch;
+  end_question(*who, said.memory);
   for (const auto& one : std::exchange(who->waiting, {})) {
     if (one->at == agent_transfer::stage::waiting &&
         std::ranges::binary_search(one->moves->remote_memories, said.memory)) {
@@ -150,7 +217,7 @@ void agent_core::go_on_elsewhere(std::uint64_t link, const peer_ptr& who) {
 void agent_core::forget_memory(remote_agent& who, std::uint64_t number) {
   const auto at = who.memories.find(number);
   if (at == who.memories.end()) return;
-  who.by_address.remove(at->second.address(), number);
+  who.by_address.remove(number);
   std::erase(who.in_order, number);
   who.memories.erase(at);
 }
@@ -208,20 +275,9 @@ void agent_core::find_answer(std::uint64_t link, std::uint64_t memory) {
   grants made{.memory = memory, .parts = {}};
   std::optional<troupe::error> why;
   if (!what.parts.empty()) {
-    revoking_grants room;
-    const auto granted = or_error("memory is granted", [&]() -> result<bool> {
-      // Room first, so that whatever was granted can be taken back.
-      made.parts.reserve(what.parts.size());
-      for (std::uint64_t i = 0; i < what.parts.size(); ++i)
-        room.emplace(std::pair{0U, i}, memory_id{memory});
-      for (const auto& part : what.parts) {
-        auto one = wire->grant(part.region, {{part.offset, part.length, 0, 1}}, what.rights,
-                               transport::grant_scope::for_all_transfers());
-        if (!one) return fail(std::move(one).error());
-        made.parts.push_back(std::move(*one));
-      }
-      return keep_grants(link, memory, made.parts);
-    });
+    std::vector<revoking_grants::node_type> room;
+    const auto granted =
+        or_error("memory is granted", [&] { return make_grants(link, wire, what, made, room); });
     if (granted && *granted) {
       answer_question(link, wire, made);
       return;
@@ -245,6 +301,25 @@ void agent_core::find_answer(std::uint64_t link, std::uint64_t memory) {
                                                  "' was deregistered, or never registered"};
   }
   answer_question(link, wire, grants_refused{memory, std::move(*why)});
+}
+
+/// Grants all of the memory, in `made`. `room` receives at least as many entries as are granted.
+/// Returns false if the grants are not kept.
+result<bool> agent_core::make_grants(std::uint64_t link, const link_ptr& wire,
+                                     const described_memory& what, grants& made,
+                                     std::vector<revoking_grants::node_type>& room) {
+  // Room first, so that whatever is granted can be taken back.
+  made.parts.reserve(what.parts.size());
+  room.reserve(what.parts.size());
+  for (std::size_t i = 0; i < what.parts.size(); ++i)
+    room.push_back(unnamed_entry<revoking_grants>());
+  for (const auto& part : what.parts) {
+    auto one = wire->grant(part.region, {{part.offset, part.length, 0, 1}}, what.rights,
+                           transport::grant_scope::for_all_transfers());
+    if (!one) return fail(std::move(one).error());
+    made.parts.push_back(std::move(*one));
+  }
+  return keep_grants(link, what.number, made.parts);
 }
 
 /// Without an answer the peer would wait for ever, so a link that does not take the answer is
@@ -273,15 +348,17 @@ bool agent_core::keep_grants(std::uint64_t link, std::uint64_t memory,
 }
 
 /// Revokes grants that were not sent to the peer, and ends this call's use of the memory. `room` has
-/// an entry for each.
+/// an entry for each, so that this cannot fail.
 void agent_core::take_back(std::uint64_t link, const link_ptr& wire, memory_id of,
                            const std::vector<transport::remote_grant>& given,
-                           revoking_grants& room) {
+                           std::vector<revoking_grants::node_type>& room) {
   {
     const lock_type lock{mutex_};
     for (const auto& one : given) {
-      auto entry = room.extract(room.begin());
+      auto entry = std::move(room.back());
+      room.pop_back();
       entry.key() = {link, one.transfer.value};
+      entry.mapped() = of;
       revoking_.insert(std::move(entry));
     }
   }

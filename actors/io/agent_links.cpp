@@ -15,6 +15,8 @@ using clock = control_channel::clock;
 
 /// Consecutive links over one backend that may fail before the next backend is tried.
 constexpr std::uint32_t tries_of_backend = 2;
+/// Links that may break while a transfer waits for its grants, however much else moves over them.
+constexpr std::uint32_t most_lost_links = 8;
 
 /// Forwards the reports of one link. One that cannot be taken in ends the link, not the thread that
 /// makes progress for every link.
@@ -102,8 +104,7 @@ void agent_core::make_link(const peer_ptr& who) {
                    link_entry{.of = who, .guest = false, .wire = *opened, .closed_for = {}});
     who->link = number;
     who->answered = false;
-    who->grants.clear();
-    who->asking = 0;
+    who->drop_grants();
     ++who->attempt;
   }
   who->channel->send(
@@ -163,14 +164,21 @@ void agent_core::link_failed(const peer_ptr& who, const troupe::error& why) {
     const lock_type lock{mutex_};
     if (who->now != remote_agent::phase::linking && who->now != remote_agent::phase::up) return;
     const bool was_up = who->now == remote_agent::phase::up;
+    const bool was_idle = was_up && !who->wants_link();
     who->now = remote_agent::phase::greeted;
     who->leave_link();
     tell_of_lost_notes(*who);
     who->last_error = why;
-    who->failures = was_up ? 1 : who->failures + 1;
+    if (was_up) count_lost_link(who, why);
+    who->failures = was_idle ? 1 : who->failures + 1;
     const bool hopeless = why.code == errc::backend_unavailable || why.code == errc::no_device;
     if (hopeless || who->failures >= tries_of_backend) {
-      if (!was_up) who->excluded.push_back(who->kind);
+      if (!was_idle) who->excluded.push_back(who->kind);
+      if (was_up && !was_idle) {
+        who->last_error->message = "each link to agent '" + who->known.name + "' over " +
+                                   std::string{to_string(who->kind)} +
+                                   " broke before anything moved over it: " + why.message;
+      }
       who->failures = 0;
     }
     who->next_try =
@@ -178,6 +186,21 @@ void agent_core::link_failed(const peer_ptr& who, const troupe::error& why) {
     if (!who->wants_link()) return;
   }
   make_way(who);
+}
+
+/// A link was up and broke. Ends the transfers that have waited over too many such links: a peer
+/// that answers some questions on each and breaks it would hold them for ever.
+void agent_core::count_lost_link(const peer_ptr& who, const troupe::error& why) {
+  std::erase_if(who->waiting, [&](const transfer_ptr& one) {
+    if (one->at != agent_transfer::stage::waiting || ++one->lost_links < most_lost_links) {
+      return false;
+    }
+    refuse(*who, one,
+           {why.code, std::to_string(one->lost_links) + " links to agent '" + who->known.name +
+                          "' broke before it had granted all memory of the transfer; the last: " +
+                          why.message});
+    return true;
+  });
 }
 
 /// No backend is left. The connection stays, and the next request for a link starts over.
@@ -227,7 +250,6 @@ void agent_core::use_link(const peer_ptr& who, std::uint64_t link) {
     lock_type lock{mutex_};
     if (who->link != link || who->now != remote_agent::phase::linking) return;
     who->now = remote_agent::phase::up;
-    who->failures = 0;
     who->connecting = who->wants_count = false;
     ++who->links;
     wake_waiters();

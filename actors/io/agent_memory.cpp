@@ -110,7 +110,7 @@ result<void> agent_core::deregister(memory_id of, std::chrono::milliseconds wait
   lock_type lock{mutex_};
   auto* found = memories_.find(of);
   if (found == nullptr) return no_memory(of);
-  found->withdrawn = true;
+  memories_.withdraw(of);
   std::vector<revocation> those;
   for (const auto& [number, one] : links_) {
     if (one.of->guest_link != number) continue;

@@ -17,6 +17,9 @@ namespace {
 /// A peer that exceeds its room by this factor violates the protocol; notices cancelled in flight
 /// may exceed the room slightly.
 constexpr std::uint64_t tolerance = 2;
+/// The room for unread notices of all peers together, in rooms of one peer. Lives of peers cost
+/// nothing, so a limit of each alone would be none.
+constexpr std::uint64_t rooms_in_all = 16;
 /// The peer is told of free room at the latest when 1/`parts_told` of the room is free again.
 constexpr std::uint64_t parts_told = 4;
 
@@ -139,7 +142,9 @@ void agent_core::tell_of_lost_notes(remote_agent& who) {
 void agent_core::on_taken(std::uint64_t link, const peer_ptr& who, const taken& said) {
   const lock_type lock{mutex_};
   if (who->link != link) return;
-  if (said.received.notices >= who->account.handed().notices) who->unsure_notes = 0;
+  if (said.received.notices >= who->account.handed().notices) {
+    if (std::exchange(who->unsure_notes, 0) != 0) who->failures = 0;
+  }
   who->account.on_count(said);
 }
 
@@ -181,8 +186,46 @@ void agent_core::ask_for_count(lock_type& lock, const peer_ptr& who) {
 void agent_core::put_own_note(remote_agent& self, std::span<const std::byte> bytes) {
   ++self.received.notices;
   self.received.bytes += bytes.size();
-  inbox_.push_back({options_.name, self.id, {bytes.begin(), bytes.end()}});
+  put_in_inbox({options_.name, self.id, {bytes.begin(), bytes.end()}});
+}
+
+void agent_core::put_in_inbox(notice what) {
+  inbox_.push_back(std::move(what));
+  inbox_bytes_ += inbox_.back().bytes.size();
   tell_of_notices();
+}
+
+bool agent_core::inbox_takes(std::size_t bytes) const noexcept {
+  return inbox_.size() < rooms_in_all * options_.max_notices &&
+         inbox_bytes_ + bytes <= rooms_in_all * options_.max_notice_bytes;
+}
+
+/// Drops unread notices to make room: of the peers that have left, those of the oldest ones, at
+/// least one peer's room, because each call goes through all notices.
+void agent_core::drop_notes_of_those_that_left() {
+  std::set<peer_id> losers;
+  notice_count freed;
+  for (const auto& [number, one] : peers_) {
+    if (freed.notices >= options_.max_notices || freed.bytes >= options_.max_notice_bytes) break;
+    const auto unread = unread_of(*one);
+    if (unread.notices == 0 || !has_left(*one)) continue;
+    losers.insert(one->id);
+    one->last_error = {errc::overloaded, "agent '" + one->known.name + "' has left, and its " +
+                                             std::to_string(unread.notices) +
+                                             " unread notices were dropped to make room for those "
+                                             "of others; take notices sooner"};
+    tell_of_loss(*one);
+    freed.notices += unread.notices;
+    freed.bytes += unread.bytes;
+  }
+  if (losers.empty()) return;
+  std::erase_if(inbox_, [&](const notice& one) { return losers.contains(one.life); });
+  for (const auto who : losers) {
+    auto& one = *peers_.at(who.value);
+    one.taken = one.received;
+  }
+  inbox_bytes_ -= freed.bytes;
+  notices_dropped_ += freed.notices;
 }
 
 void agent_core::on_note(std::uint64_t link, const peer_ptr& from,
@@ -197,10 +240,18 @@ void agent_core::on_note(std::uint64_t link, const peer_ptr& from,
     });
     return;
   }
+  if (!inbox_takes(bytes.size())) drop_notes_of_those_that_left();
+  if (!inbox_takes(bytes.size())) {
+    loop_->post([this, link] {
+      link_went(link, {errc::overloaded, "agent '" + options_.name +
+                                             "' has too many notices of all its peers unread"});
+    });
+    return;
+  }
+  notice words{from->known.name, from->id, {bytes.begin(), bytes.end()}};
   ++from->received.notices;
   from->received.bytes += bytes.size();
-  inbox_.push_back({from->known.name, from->id, {bytes.begin(), bytes.end()}});
-  tell_of_notices();
+  put_in_inbox(std::move(words));
 }
 
 void agent_core::tell_of_notices() {
@@ -225,6 +276,7 @@ std::vector<notice> agent_core::take_notices(std::size_t max) {
         const auto& from = at->second;
         ++from->taken.notices;
         from->taken.bytes += next.bytes.size();
+        inbox_bytes_ -= next.bytes.size();
         if (std::ranges::find(tell, from) == tell.end()) tell.push_back(from);
       }
       some.push_back(std::move(next));

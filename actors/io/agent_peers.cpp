@@ -15,7 +15,7 @@ void learn(remote_agent& who, std::vector<described_memory> memories) {
     const auto known = who.memories.find(one.number);
     if (known != who.memories.end()) {
       if (known->second == one) continue;
-      who.by_address.remove(known->second.address(), one.number);
+      who.by_address.remove(one.number);
     } else {
       who.in_order.push_back(one.number);
     }
@@ -69,13 +69,16 @@ result<agent_core::peer_ptr> agent_core::take_in(descriptor said) {
   return made;
 }
 
-/// Forgets a peer that has left, is known only from its greeting, and has no notices unread.
+/// Whether the peer is known only from its greeting, and has left.
+bool agent_core::has_left(const remote_agent& who) noexcept {
+  return !who.added && !who.guest && who.guest_link == 0 && !who.wants_link() &&
+         (who.now == remote_agent::phase::idle || who.now == remote_agent::phase::gone);
+}
+
+/// Forgets a peer that has left and has no notices unread.
 void agent_core::forget_one_that_left() {
   const auto at = std::ranges::find_if(peers_, [](const auto& known) {
-    const auto& one = *known.second;
-    return !one.added && !one.guest && one.guest_link == 0 && !one.wants_link() &&
-           one.received == one.taken &&
-           (one.now == remote_agent::phase::idle || one.now == remote_agent::phase::gone);
+    return has_left(*known.second) && known.second->received == known.second->taken;
   });
   if (at != peers_.end()) forget(peer_ptr{at->second});
 }
@@ -88,6 +91,7 @@ void agent_core::forget(const peer_ptr& who) {
   drop_event(who->notes_event);
   fail_waiting(who, removed_error(*who));
   static_cast<void>(drop_notes(*who));
+  inbox_bytes_ -= who->received.bytes - who->taken.bytes;
   std::erase_if(inbox_, [&](const notice& one) { return one.life == who->id; });
   wake_waiters();
   loop_->post([this, who] { part_from(who); });
@@ -204,6 +208,7 @@ agent_report agent_core::report() const {
                     .transfers = transfers_.size(),
                     .active = runs_.size(),
                     .events = events_.size(),
+                    .notices_dropped = notices_dropped_,
                     .backends = std::move(backends),
                     .peers = {}};
   for (const auto& [number, one] : peers_) {

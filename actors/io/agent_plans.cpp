@@ -81,8 +81,7 @@ result<plan_id> agent_core::prepare(peer_id who, std::span<const entry> remote) 
   if (!found) return fail(found.error());
   const auto& of = **found;
   for (std::size_t i = 0; i < remote.size(); ++i) {
-    const auto number = of.by_address.find(remote[i].address, rough_hull(remote[i]),
-                                           [](std::uint64_t) { return true; });
+    const auto number = of.by_address.find(remote[i].address, rough_hull(remote[i]));
     if (!number) return nobody_holds(i, remote[i], "agent '" + of.known.name + "'");
     if (auto ok = add_entry(made->places, of.memories.at(*number), remote[i]); !ok) {
       return in_entry(i, ok.error());

@@ -82,6 +82,7 @@ result<void> agent_core::post(transfer_handle which, std::span<const std::byte> 
       [&] { runs_.erase(one->run); });
   one->outcome = {.now = state::active};
   one->link = 0;
+  one->lost_links = 0;
   one->stop_as.reset();
   one->completed = one->quiescent = false;
   one->has_note = !note_bytes.empty();
@@ -252,6 +253,7 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
     if (done.failure && !leaves_doubt(done.failure->code)) account.take_back(one->note.size());
   }
   if (!done.failure) {
+    if (const auto peer = find_peer(one->who); peer && (*peer)->link == link) (*peer)->failures = 0;
     finish(one, std::nullopt, done.bytes, {});
     return;
   }
@@ -269,7 +271,10 @@ void agent_core::on_completion(std::uint64_t link, transport::completion done) {
     // again.
     auto& grants = (*peer)->grants;
     const auto known = grants.find(one->moves->remote_memories.front());
-    if (known != grants.end() && !known->second.parts.empty()) grants.erase(known);
+    if (known != grants.end() && !known->second.parts.empty()) {
+      grants.erase(known);
+      ++(*peer)->grants_epoch;
+    }
   }
   const auto entry_of_link = links_.find(link);
   if (entry_of_link != links_.end() && entry_of_link->second.closed_for &&

@@ -83,6 +83,13 @@ result<memory_id> memory_table::add(std::span<std::byte> bytes, std::string name
   return memory_id{number};
 }
 
+void memory_table::withdraw(memory_id id) {
+  auto* one = find(id);
+  if (one == nullptr) return;
+  one->withdrawn = true;
+  by_address_.remove(id.value);
+}
+
 std::vector<region_id> memory_table::let_leave(memory_id id) {
   auto* one = find(id);
   if (one == nullptr) return {};
@@ -110,7 +117,7 @@ void memory_table::remove(memory_id id) {
       regions_.erase(region);
     }
   }
-  by_address_.remove(what.address(), what.number);
+  by_address_.remove(what.number);
   memories_.erase(at);
 }
 
@@ -136,9 +143,7 @@ const own_memory* memory_table::find(memory_id id) const {
 }
 
 const own_memory* memory_table::find_at(std::uint64_t address, std::uint64_t length) const {
-  const auto number = by_address_.find(address, length, [this](std::uint64_t candidate) {
-    return !memories_.at(candidate).withdrawn;
-  });
+  const auto number = by_address_.find(address, length);
   return number ? &memories_.at(*number) : nullptr;
 }
 

@@ -42,6 +42,8 @@ class memory_table {
   /// one is leaving.
   [[nodiscard]] result<memory_id> add(std::span<std::byte> bytes, std::string name,
                                       transport::access rights);
+  /// No new use of the memory may begin, and `find_at` does not find it any more.
+  void withdraw(memory_id id);
   /// Ends the memory's use of its regions. Returns the regions that nothing else uses, the same
   /// ones on every call; they are not given to any memory from now on.
   [[nodiscard]] std::vector<region_id> let_leave(memory_id id);

@@ -1,7 +1,9 @@
 #include "troupe/io/plans.hpp"
 
 #include <algorithm>
+#include <map>
 #include <string>
+#include <tuple>
 
 namespace troupe::io {
 
@@ -132,9 +134,10 @@ class batch_builder {
              one.remote_memory == remote.memory;
     };
     if (last_ < made_.groups.size() && fits(made_.groups[last_])) return made_.groups[last_];
-    const auto known = std::ranges::find_if(made_.groups, fits);
-    last_ = static_cast<std::size_t>(known - made_.groups.begin());
-    if (known == made_.groups.end()) {
+    const auto [known, is_new] = groups_.try_emplace(
+        {local.region.value, remote.memory, remote.region.value}, made_.groups.size());
+    last_ = known->second;
+    if (is_new) {
       made_.groups.push_back({.local = local.region,
                               .remote_memory = remote.memory,
                               .remote = remote.region,
@@ -169,6 +172,9 @@ class batch_builder {
 
   const merge_entries merge_;
   planned_batch made_;
+  /// Where each group is in `made_`, by its regions and memory: a transfer may have as many groups
+  /// as entries.
+  std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, std::size_t> groups_;
   std::size_t last_{0};
   std::size_t segments_{0};
 };
@@ -259,16 +265,17 @@ result<planned_batch> pair_up(const placed_list& local, std::span<const std::uin
 std::vector<std::uint32_t> planned_batch::entries_of(
     std::span<const std::uint32_t> segments) const {
   std::vector<bool> bad(entries);
+  std::vector<std::size_t> ends;  // of the groups, in segments
+  ends.reserve(groups.size());
+  for (const auto& one : groups) {
+    ends.push_back((ends.empty() ? 0 : ends.back()) + one.segments.size());
+  }
   for (const auto index : segments) {
-    std::size_t at = index;
-    for (const auto& one : groups) {
-      if (at >= one.segments.size()) {
-        at -= one.segments.size();
-        continue;
-      }
-      for (auto i = one.entries[at].first; i <= one.entries[at].last; ++i) bad[i] = true;
-      break;
-    }
+    const auto end = std::ranges::upper_bound(ends, std::size_t{index});
+    if (end == ends.end()) continue;
+    const auto& one = groups[static_cast<std::size_t>(end - ends.begin())];
+    const auto& serves = one.entries[index - (*end - one.segments.size())];
+    for (auto i = serves.first; i <= serves.last; ++i) bad[i] = true;
   }
   std::vector<std::uint32_t> found;
   for (std::uint32_t i = 0; i < entries; ++i) {

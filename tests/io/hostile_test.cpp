@@ -38,6 +38,13 @@ status end_of(agent_node& a, transfer_handle which) {
   return a.self->status_of(which).value();
 }
 
+/// As `end_of`, where nothing but the transfer's end is waited for.
+status end_soon(agent_node& a, transfer_handle which) {
+  EXPECT_EQ(a.self->wait(std::vector{which}, wait_for::all, testing::wait_limit), 1U)
+      << "the transfer never ends";
+  return a.self->status_of(which).value();
+}
+
 /// The grants in the next answer over the link; empty if it grants nothing. Skips counts, which may
 /// come at any time.
 std::optional<grants> next_grants(raw_link& link) {
@@ -231,6 +238,92 @@ TEST(hostile_test, a_backend_that_cannot_reach_a_memory_makes_room_for_the_next)
   EXPECT_EQ(end_of(a, sent).why->code, errc::backend_unavailable);
 }
 
+TEST(hostile_test, a_question_that_a_live_peer_never_answers_ends_the_transfer) {
+  agent_node a{"a", by_tcp, [](agent_options& o) { o.grant_timeout = 100ms; }};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto sent = move_some(a, peer);
+  ASSERT_TRUE(raw.let_in());
+  const auto link = raw.link();
+  ASSERT_TRUE(link);
+  ASSERT_EQ(link->next(), encode_frame(grant_wanted{1}));
+  const auto end = end_soon(a, sent);
+  ASSERT_EQ(end.now, state::failed);
+  EXPECT_EQ(end.why->code, errc::peer_unreachable);
+  EXPECT_THAT(end.why->message,
+              ::testing::HasSubstr("'raw' lives, but did not answer the request for a grant to its "
+                                   "memory 1 within 100 ms"));
+  EXPECT_EQ(a.self->report().active, 0U);
+  EXPECT_EQ(a.self->report().peers.front().grants, 0U);
+  EXPECT_TRUE(a.self->release(sent));
+  // A late answer does no harm, and the next transfer asks again over the same link.
+  link->send(grants_refused{1, {errc::internal, "late"}});
+  const auto again = move_some(a, peer);
+  EXPECT_EQ(link->next(), encode_frame(grant_wanted{1}));
+  EXPECT_EQ(end_soon(a, again).now, state::failed);
+  EXPECT_FALSE(link->broken);
+  EXPECT_EQ(a.self->report().peers.front().links, 1U);
+}
+
+TEST(hostile_test, links_that_break_as_soon_as_they_are_up_end_what_waits) {
+  agent_node a{"a", by_tcp, [](agent_options& o) {
+                 o.backends = {transport::backend_kind::shm, transport::backend_kind::tcp};
+               }};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto sent = move_some(a, peer);
+  ASSERT_TRUE(raw.let_in());
+  // Two links over each backend, as where links are refused.
+  for (const auto kind : {transport::backend_kind::shm, transport::backend_kind::shm,
+                          transport::backend_kind::tcp, transport::backend_kind::tcp}) {
+    const auto link = raw.link();
+    ASSERT_TRUE(link);
+    ASSERT_EQ(raw.kind, kind);
+    ASSERT_FALSE(link->next().empty());  // it is up at the agent, too
+    link->wire->close();
+    ASSERT_TRUE(raw.channel->next_of<link_over>());
+  }
+  const auto end = end_soon(a, sent);
+  ASSERT_EQ(end.now, state::failed);
+  EXPECT_THAT(end.why->message, ::testing::HasSubstr("each link to agent 'raw' over tcp broke "
+                                                     "before anything moved over it"));
+  EXPECT_EQ(a.self->report().active, 0U);
+  // The next transfer starts over.
+  const auto again = move_some(a, peer);
+  const auto link = raw.link();
+  ASSERT_TRUE(link);
+  EXPECT_EQ(raw.kind, transport::backend_kind::shm);
+  EXPECT_TRUE(a.self->cancel(again));
+}
+
+TEST(hostile_test, a_peer_that_answers_only_others_on_each_link_holds_no_transfer_for_ever) {
+  agent_node a{"a", by_tcp};
+  raw_acceptor raw;
+  raw.self.memories = {made_up(1), made_up(2, 0x20000)};
+  const auto peer = a.self->add_peer(raw.self.encode()).value();
+  const auto over = a.self->session(a.kv, peer, 1).value();
+  const std::vector<segment> some{{0, 0, 64}};
+  const auto held = a.self->move(direction::write, over, some, {}, 0ms).value();
+  ASSERT_TRUE(raw.let_in());
+  for (int links = 0; links < 8; ++links) {
+    EXPECT_EQ(a.self->status_of(held)->now, state::active) << "after " << links << " links";
+    const auto link = raw.link();
+    ASSERT_TRUE(link);
+    const auto other = move_some(a, peer);
+    while (link->next() != encode_frame(grant_wanted{2})) {
+    }
+    link->send(grants_refused{2, {errc::internal, "no"}});
+    ASSERT_EQ(end_soon(a, other).now, state::failed);
+    link->wire->close();
+    ASSERT_TRUE(raw.channel->next_of<link_over>());
+  }
+  const auto end = end_soon(a, held);
+  ASSERT_EQ(end.now, state::failed);
+  EXPECT_THAT(end.why->message, ::testing::HasSubstr("8 links to agent 'raw' broke before"));
+}
+
 // -- peers that are granted memory
 
 TEST(hostile_test, whoever_asks_again_for_a_memory_is_told_the_grant_that_it_has) {
@@ -284,6 +377,83 @@ TEST(hostile_test, a_flood_of_questions_is_answered_or_ends_the_link) {
   const auto out = p.make_blocks(direction::write, 4, 4096);
   ASSERT_TRUE(p.a.self->post(out, {}, 0ms));
   EXPECT_EQ(p.ended(p.a, out).now, state::done);
+}
+
+// -- peers that leave notices
+
+namespace {
+
+constexpr std::size_t room = 64;
+constexpr std::size_t rooms = 16;
+
+std::uint64_t unread_in_all(const agent_node& at) {
+  std::uint64_t sum = 0;
+  for (const auto& one : at.self->report().peers) sum += one.notices_unread;
+  return sum;
+}
+
+/// A new life, over a link of its own, that sends as many notices as one peer may leave unread.
+std::unique_ptr<raw_dialer> fill_a_room(const agent_node& of) {
+  auto raw = std::make_unique<raw_dialer>(described(of));
+  EXPECT_TRUE(raw->enter());
+  const auto link = raw->link();
+  const auto before = unread_in_all(of);
+  for (std::size_t i = 0; i < room; ++i) link->send(note{bytes_of("n")});
+  EXPECT_TRUE(testing::comes_true([&] { return unread_in_all(of) == before + room; }));
+  return raw;
+}
+
+}  // namespace
+
+TEST(hostile_test, notices_of_peers_that_come_and_go_are_bounded_in_all) {
+  const agent_node b{"b", by_tcp, [](agent_options& o) { o.max_notices = room; }};
+  for (std::size_t i = 0; i < rooms; ++i) ASSERT_TRUE(fill_a_room(b));
+  ASSERT_EQ(unread_in_all(b), rooms * room);
+  // One more: the oldest peer that has left loses its notices, once the agent knows that it left.
+  ASSERT_TRUE(testing::comes_true([&] {
+    raw_dialer last{described(b)};
+    EXPECT_TRUE(last.enter());
+    const auto link = last.link();
+    link->send(note{bytes_of("more")});
+    return testing::comes_true(
+               [&] { return link->broken || b.self->report().notices_dropped > 0; }) &&
+           b.self->report().notices_dropped > 0;
+  }));
+  EXPECT_EQ(b.self->report().notices_dropped, room);
+  // The oldest of those that are known to have left: mostly the first.
+  const auto peers = b.self->report().peers;
+  const auto loser_at = std::ranges::find(peers, 0U, &peer_report::notices_unread);
+  ASSERT_NE(loser_at, peers.end());
+  const auto& loser = *loser_at;
+  const auto events = b.self->take(100);
+  const auto told = std::ranges::find(events, loser.who, &event::who);
+  ASSERT_NE(told, events.end());
+  EXPECT_EQ(told->what, event_kind::peer_lost);
+  ASSERT_TRUE(told->why);
+  EXPECT_EQ(told->why->code, errc::overloaded);
+  EXPECT_THAT(told->why->message, ::testing::HasSubstr("its 64 unread notices were dropped"));
+  const auto came = b.self->take_notices(2 * rooms * room);
+  EXPECT_EQ(came.size(), (rooms - 1) * room + 1);
+  EXPECT_EQ(std::ranges::count(came, loser.who, &notice::life), 0);
+  EXPECT_EQ(text_of(came.back().bytes), "more");
+  EXPECT_EQ(unread_in_all(b), 0U);
+}
+
+TEST(hostile_test, whoever_sends_more_than_all_peers_may_loses_its_link) {
+  const agent_node b{"b", by_tcp, [](agent_options& o) { o.max_notices = room; }};
+  std::vector<std::unique_ptr<raw_dialer>> stay;
+  for (std::size_t i = 0; i < rooms; ++i) stay.push_back(fill_a_room(b));
+  raw_dialer last{described(b)};
+  ASSERT_TRUE(last.enter());
+  const auto refused = last.link();
+  refused->send(note{bytes_of("more")});
+  ASSERT_TRUE(testing::comes_true([&] { return refused->broken.load(); }));
+  EXPECT_EQ(unread_in_all(b), rooms * room);
+  EXPECT_EQ(b.self->report().notices_dropped, 0U) << "those peers live";
+  EXPECT_EQ(b.self->take_notices(2 * rooms * room).size(), rooms * room);
+  last.link()->send(note{bytes_of("again")});
+  ASSERT_TRUE(testing::comes_true([&] { return unread_in_all(b) == 1; }));
+  EXPECT_EQ(text_of(b.self->take_notices(1).at(0).bytes), "again");
 }
 
 }  // namespace troupe::io

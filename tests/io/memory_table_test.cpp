@@ -100,7 +100,7 @@ TEST(memory_table_test, the_newest_of_the_memories_that_hold_an_address_is_found
   EXPECT_EQ(t.table.find_at(t.address_of(110), 1)->what.number, inner.value);
   const auto outer = t.add(0, 500).value();
   EXPECT_EQ(t.table.find_at(t.address_of(110), 1)->what.number, outer.value);
-  t.table.find(outer)->withdrawn = true;
+  t.table.withdraw(outer);
   EXPECT_EQ(t.table.find_at(t.address_of(110), 1)->what.number, inner.value);
 }
 
@@ -117,7 +117,7 @@ TEST(memory_table_test, an_address_is_found_in_a_memory_that_holds_all_the_bytes
   EXPECT_EQ(at(499, 1), outer);
   EXPECT_EQ(at(499, 2), memory_id{});
   EXPECT_EQ(at(500, 1), memory_id{});
-  t.table.find(inner)->withdrawn = true;
+  t.table.withdraw(inner);
   EXPECT_EQ(at(110, 40), outer);
 }
 

@@ -217,4 +217,23 @@ TEST_P(agents_test, nothing_is_registered_from_nothing) {
   EXPECT_EQ(code_of(a.self->prepare(std::vector<piece>{{memory_id{99}, 0, 1}})), errc::not_found);
 }
 
+// Each has a grant of its own, and questions beyond the limit are asked as answers come.
+TEST_P(agents_test, a_transfer_may_touch_more_memories_than_are_asked_for_at_once) {
+  constexpr std::size_t memories = 600;
+  constexpr std::size_t length = 4096;
+  agent_pair p{GetParam()};
+  for (std::size_t i = 0; i < memories; ++i) {
+    const auto part = p.b.memory.subspan(i * length, length);
+    ASSERT_TRUE(p.b.self->register_memory(part, "part", transport::access::write));
+  }
+  ASSERT_TRUE(p.a.self->add_peer(p.b.self->describe().value()));
+  p.a.fill(1);
+  const auto out = p.make_blocks(direction::write, memories, length);
+  ASSERT_TRUE(p.a.self->post(out, {}, 0ms));
+  const auto end = p.ended(p.a, out);
+  ASSERT_EQ(end.now, state::done) << (end.why ? to_string(*end.why) : "");
+  EXPECT_EQ(p.a.self->report().peers.front().grants, memories);
+  EXPECT_EQ(std::memcmp(p.a.memory.data(), p.b.memory.data(), memories * length), 0);
+}
+
 }  // namespace troupe::io

@@ -153,6 +153,25 @@ TEST(plans_test, pairs_that_do_not_fit_are_refused_by_number) {
   EXPECT_FALSE(pair_up({}, {}, {}, {}, merge_entries::no));
 }
 
+TEST(plans_test, entries_of_many_memories_are_known_by_their_segments) {
+  constexpr std::uint32_t memories = 1000;
+  placed_list here;
+  placed_list there;
+  for (std::uint32_t i = 0; i < 2 * memories; ++i) {  // each memory twice, far apart
+    const auto number = i % memories + 1;
+    const described_memory where{.number = number,
+                                 .rights = transport::access::read_write,
+                                 .parts = {{region_id{number}, 0, 50'000, 1000}}};
+    ASSERT_TRUE(add_entry(here, in_one(), {50'000, 8}));
+    ASSERT_TRUE(add_entry(there, where, {50'000, 8}));
+  }
+  const auto made = pair_up(here, {}, there, {}, merge_entries::yes).value();
+  ASSERT_EQ(made.groups.size(), memories);
+  // Segments are counted group by group. There is no segment 2000.
+  EXPECT_EQ(made.entries_of(std::vector<std::uint32_t>{0, 1, 5, 1999, 2000}),
+            (std::vector<std::uint32_t>{0, 1000, 1002, 1999}));
+}
+
 // The segments must move the same bytes as a loop over the entries' bytes.
 TEST(plans_test, any_two_lists_move_the_bytes_that_they_name) {
   std::mt19937 random{42};  // NOLINT(cert-msc51-cpp): the same lists each time
