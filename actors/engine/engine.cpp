@@ -503,11 +503,9 @@ class node_engine final : public engine {
   void command(engine_command&& order) {
     if (polling_) {
       command_here(std::move(order));
-      return;
+    } else {
+      tell(runner_, std::move(order));
     }
-    // Our own unit, although it runs nothing here: a scheduler without memory would lose the runner.
-    const inline_executor::scope as_active{units_.of_this_thread()};
-    tell(runner_, std::move(order));
   }
 
   /// Hands an order to the runner and carries it out before it returns. For orders that end with a

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 
 #include <caf/actor_system.hpp>
 #include <caf/resumable.hpp>
@@ -39,8 +38,11 @@ void inline_executor::run() {
   const caf_thread_scope visit;
   scope as_active{*this};
   for (std::size_t done = 0; !is_idle(); ++done) {
-    if (done >= max_jobs && next_to_scheduler()) continue;
     auto* job = take_next();
+    if (done >= max_jobs) {
+      system().scheduler().enqueue(job);
+      continue;
+    }
     switch (job->resume(this, throughput)) {
       case caf::resumable::resume_later: exec_later(job); break;
       case caf::resumable::awaiting_message:
@@ -50,20 +52,8 @@ void inline_executor::run() {
   }
 }
 
-bool inline_executor::next_to_scheduler() {
-  try {
-    system().scheduler().enqueue(jobs_[next_]);
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-  (void)take_next();
-  return true;
-}
-
 void inline_executor::hand_over() {
-  while (!is_idle() && next_to_scheduler()) {
-  }
-  if (!is_idle()) run();
+  while (!is_idle()) system().scheduler().enqueue(take_next());
 }
 
 inline_executors::inline_executors(caf::actor_system& system)

@@ -42,8 +42,7 @@ class inline_executor final : public caf::execution_unit {
   void adopt_this_thread() noexcept { active_ = this; }
 
   /// Makes a unit the calling thread's active one for the lifetime of the scope. Actors that are
-  /// still runnable at its end go to the scheduler: the thread may never come back. If the scheduler
-  /// has no memory for them, they run here.
+  /// still runnable at its end go to the scheduler: the thread may never come back.
   class scope {
    public:
     explicit scope(inline_executor& unit) noexcept : before_{std::exchange(active_, &unit)} {}
@@ -62,8 +61,6 @@ class inline_executor final : public caf::execution_unit {
   void hand_over();
   [[nodiscard]] bool is_idle() const noexcept { return next_ == jobs_.size(); }
   [[nodiscard]] caf::resumable* take_next() noexcept;
-  /// Returns false, and keeps the actor, if the scheduler has no memory for it.
-  [[nodiscard]] bool next_to_scheduler();
 
   static constexpr std::size_t max_jobs = 256;
   static constexpr std::size_t throughput = 32;  ///< messages per turn of one actor
