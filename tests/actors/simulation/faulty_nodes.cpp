@@ -192,7 +192,7 @@ void faulty_nodes::cut_off(std::size_t which) {
   const auto until = time_.now() + wires_.between(milliseconds{10}, milliseconds{2500});
   std::vector<std::size_t> others;
   for (std::size_t i = 0; i < seats_.size(); ++i) {
-    if (seats_[i].role != seats_[which].role) others.push_back(i);
+    if (i != which) others.push_back(i);
   }
   if (others.size() > 1 && chance_.one_in(2)) others = {others[chance_.next() % others.size()]};
   for (const auto one : others) {
