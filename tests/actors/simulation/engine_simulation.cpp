@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/actors/context/node_place.hpp"
 #include "troupe/actors/messages/member_list.hpp"
 
 namespace troupe::actors::engine_simulation {
@@ -205,6 +206,13 @@ void world::furnish(std::size_t which, node_settings& settings) {
   settings.default_deadline = default_deadline_;
   settings.max_operations = max_operations_;
   settings.backend = backend_;
+  // Memory is shared within one host only.
+  if (backend_ == transport::backend_kind::shm) {
+    transport::host_identity host;
+    host.boot_id = "00";
+    host.network_namespace = host.pid_namespace = host.user_namespace = 1;
+    settings.self = placed_at(std::move(settings.self), host);
+  }
 }
 
 void world::started(std::size_t which) {
@@ -425,7 +433,8 @@ void world::next_values() {
   });
 }
 
-/// Values must come through, once what is stored is removed.
+/// Values must come through, once what is stored is removed. Their deadlines are after `judged`, so
+/// only an end in good order leaves nothing there.
 void world::try_values(std::size_t which) {
   for (std::uint32_t i = 0; i < simulated_values::keys; ++i) {
     values_of(which).remove(seats()[which].name, simulated_values::key(i));
@@ -698,7 +707,7 @@ report world::run() {
              [this, i] { begin(true, i % 2 == 0 ? transfer_mode::write : transfer_mode::read); });
   }
   for (std::size_t which = 0; which < seats().size(); ++which) {
-    time_.at(end_of_faults() + trial, [this, which] { try_values(which); });
+    time_.at(end_of_faults() + judged - milliseconds{5000}, [this, which] { try_values(which); });
   }
   for (const bool again : {true, false}) {
     time_.at(end_of_faults() + trial + milliseconds{3000}, [this, again] { probe_retry(again); });

@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "troupe/actors/context/node_place.hpp"
+
 namespace troupe::actors::link_simulation {
 
 faulty_nodes::faulty_nodes(const fault_options& of, std::vector<seat> seats)
@@ -77,7 +79,8 @@ void faulty_nodes::start(std::size_t which) {
   settings.max_operations = 16;
   furnish(which, settings);
   made->context = std::make_shared<node_context>(std::move(settings));
-  auto endpoint = std::make_unique<wire_endpoint>(wires_, all_wires_, made);
+  auto endpoint =
+      std::make_unique<wire_endpoint>(wires_, all_wires_, made, place_of(made->context->self));
   made->endpoint = endpoint.get();
   made->context->endpoint = std::move(endpoint);
   nodes_.push_back(made);

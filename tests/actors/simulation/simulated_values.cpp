@@ -1,6 +1,7 @@
 #include "simulated_values.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "troupe/actors/context/engine_checks.hpp"
@@ -49,6 +50,15 @@ std::optional<content_id> content_of(std::span<const std::byte> bytes) {
 std::string name_of(value_verb verb) {
   const char* names[] = {"put", "get", "query", "remove"};
   return names[static_cast<std::size_t>(verb)];
+}
+
+/// Whether what fails in a run may have caused it. The memory and the grants of a node are in order.
+bool is_plausible(const troupe::error& why) {
+  constexpr std::array causes{errc::pool_exhausted, errc::overloaded,        errc::peer_unreachable,
+                              errc::peer_lost,      errc::stale_incarnation, errc::deadline,
+                              errc::aborted};
+  if (why.code == errc::already_exists) return why.message.starts_with("store: ");
+  return std::ranges::count(causes, why.code) != 0;
 }
 
 moment earlier(const std::optional<moment>& known, moment other) {
@@ -405,7 +415,8 @@ void simulated_values::begin(operation of, start_value order) {
                name_of(q->verb) + " of " + q->key + " at " + q->store + ", value " +
                std::to_string(of.content) + " of " + std::to_string(order.value.size()));
   of.lent = q->verb == value_verb::put && q->store != at_.name && !order.copy &&
-            order.pinned.empty() && order.value.size() > max_inline;
+            order.pinned.empty() && order.value.size() > max_inline &&
+            context.settings.backend != transport::backend_kind::shm;
   // The pool keeps a block from all others while the put needs it.
   if (chance().one_in(2)) give_back(of.block);
   const bool gives_up = !of.trial && chance().one_in(6);
@@ -500,6 +511,7 @@ void simulated_values::has_failed(const operation& of, const troupe::error& why)
     return ledger_.finds_nothing(q);
   }
   count(*q, unknown && q->put ? "unknown" : "failed", size);
+  if (!is_plausible(why)) ledger_.wrong(*q, "fails for no reason of its own: " + to_string(why));
   if (why.code == errc::pool_exhausted) ++ledger_.counts["no room"];
   ledger_.has_failed(q, !unknown);
   // Whether it is there all the same.

@@ -328,11 +328,13 @@ transport::fence_state wire::fence(transfer_id transfer) {
   }
   // An end that cannot reach its peer waits until nothing of the peer can arrive any more.
   const auto most = milliseconds{state_ != state::up && world_.chance.one_in(3) ? 600U : 30U};
-  world_.time.after(
-      world_.between(microseconds{100}, most), [self = shared_from_this(), ends, transfer] {
-        ends(*self);
-        self->report(microseconds{0}, [self, transfer] { self->sink_->on_quiescent(transfer); });
-      });
+  auto over = world_.time.now() + world_.between(microseconds{100}, most);
+  // A peer that reaches into this memory by itself has to let go by itself.
+  if (kind_ == transport::backend_kind::shm && there_) over = std::max(over, there_->frozen_until);
+  world_.time.at(over, [self = shared_from_this(), ends, transfer] {
+    ends(*self);
+    self->report(microseconds{0}, [self, transfer] { self->sink_->on_quiescent(transfer); });
+  });
   return transport::fence_state::pending;
 }
 
@@ -398,9 +400,7 @@ std::vector<transport::backend_status> wire_endpoint::backends() const {
 }
 
 transport::host_identity wire_endpoint::identity() const {
-  transport::host_identity here;
-  here.boot_id = "0" + std::to_string(incarnation_ % 1000);
-  return here;
+  return place_;
 }
 
 result<transport::backend_choice> wire_endpoint::choose(

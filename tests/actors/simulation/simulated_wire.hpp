@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/transport/endpoint.hpp"
@@ -174,8 +175,9 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
 class wire_endpoint final : public transport::endpoint {
  public:
   /// The process owns the endpoint.
-  wire_endpoint(wire_world& in, wire::registry& all, const std::shared_ptr<process>& at)
-      : world_{in}, all_{all}, at_{at}, incarnation_{at->incarnation} {}
+  wire_endpoint(wire_world& in, wire::registry& all, const std::shared_ptr<process>& at,
+                transport::host_identity place)
+      : world_{in}, all_{all}, at_{at}, place_{std::move(place)} {}
 
   /// The backend cannot be used until then.
   void fails(transport::backend_kind kind, moment until) { unusable_until_[kind] = until; }
@@ -239,7 +241,7 @@ class wire_endpoint final : public transport::endpoint {
   wire_world& world_;
   wire::registry& all_;
   const std::weak_ptr<process> at_;
-  const std::uint64_t incarnation_;
+  const transport::host_identity place_;
   std::map<transport::backend_kind, moment> unusable_until_;
   std::vector<std::weak_ptr<wire>> opened_;
   std::uint32_t last_region_{1000};  ///< far behind those of `process::memory`
