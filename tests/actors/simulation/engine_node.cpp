@@ -17,8 +17,8 @@ class engine_node::running_session final : public session_surroundings,
                   std::unique_ptr<session> made)
       : at_{at}, transfer_{transfer}, link_{link}, session_{std::move(made)} {}
 
-  void begin() {
-    put([this] { session_->begin(*this); });
+  void begin(microseconds pause) {
+    put([this] { session_->begin(*this); }, pause);
   }
   void hear(session_event event) {
     put([this, what = std::make_shared<session_event>(std::move(event))] {
@@ -42,11 +42,13 @@ class engine_node::running_session final : public session_surroundings,
   }
 
  private:
-  void put(std::function<void()> what) {
-    mailbox_.put(at_.world_.transports(), at_.shared_from_this(),
-                 [self = shared_from_this(), what = std::move(what)] {
-                   if (!self->finished_) what();
-                 });
+  void put(std::function<void()> what, microseconds pause = {}) {
+    mailbox_.put(
+        at_.world_.transports(), at_.shared_from_this(),
+        [self = shared_from_this(), what = std::move(what)] {
+          if (!self->finished_) what();
+        },
+        pause);
   }
 
   engine_node& at_;
@@ -180,7 +182,8 @@ void engine_node::wake_after(std::chrono::nanoseconds pause) {
 }
 
 void engine_node::do_elsewhere(std::function<runner_event()> work) {
-  here(milliseconds{1}, [this, work = std::move(work)] { hear(work()); });
+  here(world_.transports().between(microseconds{0}, milliseconds{20}),
+       [this, work = std::move(work)] { hear(work()); });
 }
 
 void engine_node::need_link(actors::need_link what) {
@@ -204,6 +207,9 @@ void engine_node::order_link(std::uint64_t link, link_command what) {
     world_.said(*this, std::to_string(route_of(words->message).value) + " says " +
                            std::string{type_name(words->message)} + " over link " +
                            std::to_string(link));
+    if (std::holds_alternative<store_commit>(words->message)) {
+      world_.last_word_of_put((*found)->peer()->name);
+    }
   }
   (*found)->order(std::move(what));
 }
@@ -214,11 +220,23 @@ void engine_node::watch_link(const link_handle& link) {
   if (!std::ranges::any_of(ends, lives)) link_ended(link.id);
 }
 
-session_actor engine_node::begin_session(transfer_id transfer, const link_handle& link,
-                                         std::unique_ptr<session> made) {
+void engine_node::begin(transfer_id transfer, const link_handle& link,
+                        std::unique_ptr<session> made, microseconds pause) {
   const auto begun = std::make_shared<running_session>(*this, transfer, link.id, std::move(made));
   sessions_[transfer] = begun;
-  begun->begin();
+  begun->begin(pause);
+}
+
+session_actor engine_node::begin_session(transfer_id transfer, const link_handle& link,
+                                         std::unique_ptr<session> made) {
+  begin(transfer, link, std::move(made), microseconds{0});
+  return {};
+}
+
+session_actor engine_node::begin_session_elsewhere(transfer_id transfer, const link_handle& link,
+                                                   std::unique_ptr<session> made) {
+  begin(transfer, link, std::move(made),
+        world_.transports().between(microseconds{0}, milliseconds{20}));
   return {};
 }
 

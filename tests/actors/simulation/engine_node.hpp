@@ -33,6 +33,8 @@ class node_world {
   /// Something was told to the engine of the node, maybe.
   virtual void events_came(engine_node& of) = 0;
   virtual void said(const engine_node& of, const std::string& what) = 0;
+  /// The store hears the last word of a put now, if it hears anything.
+  virtual void last_word_of_put(const std::string& store) = 0;
 };
 
 /// One life of a node: the real runner and its real sessions, and what stands for their actors.
@@ -77,15 +79,15 @@ class engine_node final : public link_simulation::node,
   session_actor begin_session(transfer_id transfer, const link_handle& link,
                               std::unique_ptr<session> made) override;
   session_actor begin_session_elsewhere(transfer_id transfer, const link_handle& link,
-                                        std::unique_ptr<session> made) override {
-    return begin_session(transfer, link, std::move(made));
-  }
+                                        std::unique_ptr<session> made) override;
   void tell_session(transfer_id transfer, const session_actor& to, session_event event) override;
 
  private:
   class running_session;
 
   void put(std::function<void(operations::operation_runner&)> what);
+  void begin(transfer_id transfer, const link_handle& link, std::unique_ptr<session> made,
+             microseconds pause);
   void order_link(std::uint64_t link, link_command what);
   void handle(const pool_command& command);
   void serve_pool();

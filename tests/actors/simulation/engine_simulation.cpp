@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/actors/context/node_place.hpp"
 #include "troupe/actors/messages/member_list.hpp"
 
 namespace troupe::actors::engine_simulation {
@@ -90,6 +91,10 @@ class world final : public link_simulation::faulty_nodes, public node_world {
     ledger_.sources = names_of(prefill);
     ledger_.violate = [this](const std::string& what) { violate(what); };
     ledger_.note = [this](const std::string& what) { note(what); };
+    ledger_.values.now = [this] { return time_.now(); };
+    ledger_.values.violate = ledger_.violate;
+    ledger_.values.note = ledger_.note;
+    if (chance_.one_in(4)) backend_ = transport::backend_kind::shm;
     retry_window_ = chance_.one_in(2) ? milliseconds{0} : patience;
     source_lease_ = milliseconds{2000 + chance_.upto(8000)};
     default_deadline_ = milliseconds{4000 + chance_.upto(6000)};
@@ -116,6 +121,7 @@ class world final : public link_simulation::faulty_nodes, public node_world {
   void said(const engine_node& of, const std::string& what) override {
     if (given().traced) note(of.name + ": transfer " + what);
   }
+  void last_word_of_put(const std::string& store) override;
 
  private:
   // -- faulty_nodes
@@ -139,6 +145,16 @@ class world final : public link_simulation::faulty_nodes, public node_world {
   static void answer_gone(life& at, const actors::need_link& order, const std::string& why);
   [[nodiscard]] bool make_link(life& at, const life::wanted_link& wanted);
   void look_again(std::size_t which, const engine_node_ptr& of);
+  // -- values
+  [[nodiscard]] simulated_values& values_of(std::size_t which) {
+    return lives_[which].engine->values();
+  }
+  [[nodiscard]] std::size_t any_node() {
+    return chance_.upto(static_cast<std::uint32_t>(seats().size() - 1));
+  }
+  void next_values();
+  void try_values(std::size_t which);
+  void check_links(std::size_t which);
   // -- requests
   void next_request();
   void begin(bool must_arrive, transfer_mode mode);
@@ -155,7 +171,7 @@ class world final : public link_simulation::faulty_nodes, public node_world {
   [[nodiscard]] life& life_of(const engine_node& of) { return lives_[number_of(of)]; }
   [[nodiscard]] bool runs(std::size_t which) const { return at(which)->alive && !leaves(which); }
   void soon(std::size_t which, milliseconds most, std::function<void()> what);
-  void look_at_parked();
+  void look_around();
   void probe_retry(bool again);
   void check_probe(const request_ptr& of, bool goes_on);
 
@@ -163,6 +179,7 @@ class world final : public link_simulation::faulty_nodes, public node_world {
   engine_ledger ledger_;
   milliseconds retry_window_{}, source_lease_{}, default_deadline_{};
   std::uint32_t max_operations_{0};
+  transport::backend_kind backend_{transport::backend_kind::rdma};
   std::array<std::vector<std::size_t>, 2> nodes_of_;  ///< by side, by rank
   std::vector<life> lives_{seats().size()};
   membership members_{.cluster = "simulated", .supervisor_incarnation = 77, .members = {}};
@@ -190,6 +207,14 @@ void world::furnish(std::size_t which, node_settings& settings) {
   settings.source_lease = source_lease_;
   settings.default_deadline = default_deadline_;
   settings.max_operations = max_operations_;
+  settings.backend = backend_;
+  // Memory is shared within one host only.
+  if (backend_ == transport::backend_kind::shm) {
+    transport::host_identity host;
+    host.boot_id = "00";
+    host.network_namespace = host.pid_namespace = host.user_namespace = 1;
+    settings.self = placed_at(std::move(settings.self), host);
+  }
 }
 
 void world::started(std::size_t which) {
@@ -225,8 +250,9 @@ void world::stops(std::size_t which) {
   const auto look = std::make_shared<std::function<void()>>();
   *look = [this, which, until, weak = std::weak_ptr{look}, who = lives_[which].node] {
     const auto& counters = who->context->counters;
-    const bool over = counters.runner_stops && counters.active_transfers == 0;
-    if (counters.runner_stops && who->report().transfers.empty()) {
+    const bool copies = counters.local_copies != 0;
+    const bool over = counters.runner_stops && counters.active_transfers == 0 && !copies;
+    if (counters.runner_stops && who->report().transfers.empty() && !copies) {
       require(who->context->operations.open() == lives_[which].engine->open(),
               "an operation of a runner that has stopped has no outcome");
     }
@@ -388,6 +414,61 @@ bool world::make_link(life& here, const life::wanted_link& wanted) {
   }
   dial(here.node, peer, order.ask);
   return true;
+}
+
+// -- values
+
+/// Does something with a key of a store, or many things at once.
+void world::next_values() {
+  time_.after(wires_.between(milliseconds{5}, milliseconds{300}), [this] {
+    if (time_.now() >= end_of_faults() + milliseconds{2000}) return;
+    const auto store = seats()[any_node()].name;
+    const auto key = simulated_values::key(chance_.upto(simulated_values::keys - 1));
+    const auto most = milliseconds{1 + chance_.upto(chance_.one_in(2) ? 10 : 500)};
+    for (auto left = chance_.one_in(3) ? 1 + chance_.upto(4) : 1; left > 0; --left) {
+      const auto by = any_node();
+      if (asks()) soon(by, most, [this, by, store, key] { values_of(by).ask(store, key); });
+    }
+    const auto by = any_node();
+    if (chance_.one_in(30)) soon(by, most, [this, by] { values_of(by).expire(); });
+    next_values();
+  });
+}
+
+/// Values must come through, once what is stored is removed. Their deadlines are after `judged`, so
+/// only an end in good order leaves nothing there.
+void world::try_values(std::size_t which) {
+  for (std::uint32_t i = 0; i < simulated_values::keys; ++i) {
+    values_of(which).remove(seats()[which].name, simulated_values::key(i));
+  }
+  const auto store = (which + 1) % seats().size();
+  for (const bool large : {false, true}) {
+    time_.after(milliseconds{1000}, [this, which, store, large] {
+      values_of(which).begin_trial(seats()[store].name, large ? "large" : "small", large);
+    });
+  }
+}
+
+/// If the store is not heard of from now on, it is not known whether the value is stored.
+void world::last_word_of_put(const std::string& store) {
+  if (wires_.calm || !chance_.one_in(20)) return;
+  time_.after(wires_.between(microseconds{0}, milliseconds{2}), [this, which = number_of(store)] {
+    freeze(which, wires_.between(milliseconds{2000}, milliseconds{12'000}));
+  });
+}
+
+/// Two nodes have the same links with each other: more than one if both have dialled at once.
+void world::check_links(std::size_t which) {
+  const auto links = [this](std::size_t one, std::size_t another) {
+    return std::ranges::count(lives_[one].node->ends, at(another),
+                              &link_simulation::link_end::peer);
+  };
+  for (std::size_t peer = 0; peer < lives_.size(); ++peer) {
+    const auto here = links(which, peer);
+    const bool some = here != 0 || seats()[which].role == seats()[peer].role;
+    require(some && here == links(peer, which),
+            seats()[which].name + " has other links with " + seats()[peer].name + " than that");
+  }
 }
 
 // -- requests
@@ -558,12 +639,15 @@ void world::maybe_abort(std::size_t which, operation_id what) {
       });
 }
 
-void world::look_at_parked() {
+void world::look_around() {
   for (const auto which : nodes_of_[prefill]) {
     if (!at(which)->alive) continue;
     for (const auto& one : lives_[which].node->report().parked) told_.parked += one.receives;
   }
-  time_.after(milliseconds{200}, [this] { look_at_parked(); });
+  for (const auto& here : lives_) {
+    if (here.node->alive && chance_.one_in(4)) here.engine->values().check();
+  }
+  time_.after(milliseconds{200}, [this] { look_around(); });
 }
 
 /// All decode ranks take a source, and one gives up while the others wait. With a retry window the
@@ -618,10 +702,14 @@ report world::run() {
   for (std::size_t which = 0; which < seats().size(); ++which) start(which);
   next_fault();
   next_request();
-  look_at_parked();
+  next_values();
+  look_around();
   for (std::uint32_t i = 0; i < 4; ++i) {
     time_.at(end_of_faults() + trial + i * milliseconds{500},
              [this, i] { begin(true, i % 2 == 0 ? transfer_mode::write : transfer_mode::read); });
+  }
+  for (std::size_t which = 0; which < seats().size(); ++which) {
+    time_.at(end_of_faults() + judged - milliseconds{5000}, [this, which] { try_values(which); });
   }
   for (const bool again : {true, false}) {
     time_.at(end_of_faults() + trial + milliseconds{3000}, [this, again] { probe_retry(again); });
@@ -635,21 +723,28 @@ report world::run() {
     }
     for (std::size_t which = 0; which < lives_.size(); ++which) {
       const auto& here = lives_[which];
-      const auto peers = nodes_of_[seats()[which].role == decode ? prefill : decode].size();
       const auto left = here.node->leftovers();
       require(left.empty(), "long after its end there is left at " + here.node->name + ": " + left);
       require(here.engine->open() == 0, "an operation of " + here.node->name + " never ends");
       here.engine->check_memory();
+      for (const auto& weak : here.node->endpoint->opened()) {
+        const auto wire = weak.lock();
+        require(!wire || !wire->is_up() || !wire->gives(),
+                here.node->name + " has left a grant of a transfer that it never fenced");
+      }
+      const auto values = here.engine->values().leftovers();
+      require(values.empty(), here.node->name + " has left of its values: " + values);
       const auto& counted = here.node->context->counters;
-      require(
-          here.node->ends.size() == peers && counted.links_up == peers && counted.links_broken == 0,
-          here.node->name + " has or counts other links than the ones that are up");
+      require(counted.links_up == here.node->ends.size() && counted.links_broken == 0,
+              here.node->name + " counts other links than the ones that are up");
+      check_links(which);
     }
   });
   run_until(end_of_faults() + judged + milliseconds{1}, [this] { return told_.requests; });
   static_cast<link_simulation::fault_report&>(told_) = outcome();
   told_.engines = ledger_.totals;
   told_.ranks = {ledger_.divided[decode].ranks, ledger_.divided[prefill].ranks};
+  told_.values = ledger_.values.counts;
   return told_;
 }
 

@@ -26,6 +26,7 @@ void add(report& sum, const report& one) {
   for (const auto& [mode, count] : its.moved) all.moved[mode] += count;
   for (const auto& [code, count] : its.reasons) all.reasons[code] += count;
   for (const auto& [what, count] : one.faults) sum.faults[what] += count;
+  for (const auto& [what, count] : one.values) sum.values[what] += count;
   all.failed += its.failed;
   all.aborted += its.aborted;
   all.lapsed += its.lapsed;
@@ -66,6 +67,7 @@ TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_t
   for (const auto& [code, count] : engines.reasons) {
     std::cout << "  failed: " << to_string(code) << " " << count << "\n";
   }
+  for (const auto& [what, count] : sum.values) std::cout << "  " << what << " " << count << "\n";
   for (const auto& [what, count] : sum.faults) std::cout << "  " << what << " " << count << "\n";
   if (wanted < runs) return;
   // The runs must have met what they are for.
@@ -86,6 +88,16 @@ TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_t
   EXPECT_GT(engines.held_by_two, 0U);
   EXPECT_GT(engines.words_to_two, wanted);
   EXPECT_EQ(sum.faults.size(), 8U);
+  for (const auto* what :
+       {"put small done", "put large done", "put small failed", "put large failed",
+        "get small done", "get large done", "get not found", "query done", "remove done"}) {
+    EXPECT_GT(sum.values[what], wanted) << what;
+  }
+  for (const auto* what :
+       {"put small unknown", "put large unknown", "get failed", "query failed", "remove failed",
+        "no room", "put from a copy", "put from a view", "put from a block"}) {
+    EXPECT_GT(sum.values[what], 0U) << what;
+  }
 }
 
 TEST_F(engines_under_virtual_time, run_the_same_way_again_from_the_same_seed) {

@@ -6,6 +6,8 @@
 #include <regex>
 #include <utility>
 
+#include "troupe/actors/context/node_place.hpp"
+
 namespace troupe::actors::link_simulation {
 
 std::string kind_of(const std::string& violation) {
@@ -84,7 +86,8 @@ void faulty_nodes::start(std::size_t which) {
   settings.max_operations = 16;
   furnish(which, settings);
   made->context = std::make_shared<node_context>(std::move(settings));
-  auto endpoint = std::make_unique<wire_endpoint>(wires_, all_wires_, made);
+  auto endpoint =
+      std::make_unique<wire_endpoint>(wires_, all_wires_, made, place_of(made->context->self));
   made->endpoint = endpoint.get();
   made->context->endpoint = std::move(endpoint);
   nodes_.push_back(made);
@@ -223,7 +226,7 @@ void faulty_nodes::cut_off(std::size_t which) {
   const auto until = time_.now() + wires_.between(milliseconds{10}, milliseconds{2500});
   std::vector<std::size_t> others;
   for (std::size_t i = 0; i < seats_.size(); ++i) {
-    if (seats_[i].role != seats_[which].role) others.push_back(i);
+    if (i != which) others.push_back(i);
   }
   if (others.size() > 1 && chance_.one_in(2)) others = {others[chance_.next() % others.size()]};
   for (const auto one : others) {

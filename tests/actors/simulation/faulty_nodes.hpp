@@ -24,7 +24,7 @@ using simulation::decode;
 using simulation::prefill;
 using simulation::side;
 
-/// A node through all its lives. Each is on a host of its own; links are between the two sides.
+/// A node through all its lives. Each is on a host of its own.
 struct seat {
   std::string name;
   side role{decode};
@@ -130,6 +130,7 @@ class faulty_nodes : public end_world {
     return lives_[number_of(*which)] == which;
   }
   void leave(std::size_t which);
+  void freeze(std::size_t which, microseconds time);
   void end_links(std::size_t which);
 
   // -- faults, links
@@ -162,7 +163,6 @@ class faulty_nodes : public end_world {
   dice chance_;
 
  private:
-  void freeze(std::size_t which, microseconds time);
   void wake(const node_ptr& who);
   void die(std::size_t which);
   void fault();

@@ -80,6 +80,14 @@ void simulated_engine::furnish(engine_node& at, const division& how, std::uint64
   if (chance.one_in(2)) lies.inner = kvcache::block_inner::head_major;
   if (chance.one_in(2)) lies.kv = kvcache::kv_placement::separate;
   auto layout = *kvcache::make_layout(shape, lies);
+  for (auto& layer : layout.layers) {
+    for (auto& plane : layer.planes) {
+      if (plane.region == 0) plane.base += simulated_values::room_before_blocks;
+    }
+  }
+  for (auto& state : layout.states) {
+    if (state.region == 0) state.base += simulated_values::room_before_blocks;
+  }
   auto& context = *at.context;
   std::uint32_t number = 0;
   for (const auto size : kvcache::region_sizes(layout)) {
@@ -91,10 +99,17 @@ void simulated_engine::furnish(engine_node& at, const division& how, std::uint64
   context.table_pools = kvcache::pools_of_tables(layout);
   context.pool = std::make_unique<cache_pool>(layout.blocks);
   context.layout = std::make_shared<const kvcache::cache_layout>(std::move(layout));
+  simulated_values::furnish(at, chance);
 }
 
 simulated_engine::simulated_engine(engine_node& at, engine_ledger& in)
-    : at_{at}, ledger_{in}, layout_{*at.context->layout}, shadow_{at.memory} {
+    : at_{at},
+      ledger_{in},
+      layout_{*at.context->layout},
+      shadow_{at.memory},
+      values_{at, in.values, [this](std::uint64_t end) {
+                adopt({0, 0, end, 0, 0, 0, 0});
+              }} {
   const auto& self = at_.context->self;
   if (self.stage == "prefill") ledger_.sent_since[self.rank].clear();
   for (const auto& region : shadow_) place_of_.emplace_back(region.size(), nobody);
@@ -239,6 +254,7 @@ void simulated_engine::touched(transfer_id transfer, const link_simulation::touc
     return ledger_.violate("transfer " + std::to_string(transfer.value) +
                            " touches memory of another rank, " + at_.name);
   }
+  if (values_.lie_at(what)) return values_.touched(transfer, what);
   for (auto at = what.offset; at < what.offset + what.length; ++at) {
     const auto user = user_of_.find(place_of_[what.region][at]);
     const auto told = (what.written ? " writes" : " reads") + std::string{" memory of "} + at_.name;
@@ -455,6 +471,7 @@ void simulated_engine::abort(operation_id which) {
 
 void simulated_engine::stop() {
   stopped_ = true;
+  values_.stop();
   at_.order(engine_command{stop_runner{}});
 }
 
@@ -469,6 +486,7 @@ void simulated_engine::wrong(const operation& of, const std::string& what) const
 
 void simulated_engine::take_events() {
   for (auto& told : at_.context->events.take(1000)) {
+    if (values_.take(told)) continue;
     const auto found = open_.find(told.operation);
     if (found == open_.end()) {
       return ledger_.violate(at_.name + ": an event for operation " +

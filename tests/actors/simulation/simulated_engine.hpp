@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine_node.hpp"
+#include "simulated_values.hpp"
 
 namespace troupe::actors::engine_simulation {
 
@@ -56,6 +57,7 @@ struct division {
 
 /// What the engines of a run share.
 struct engine_ledger {
+  value_ledger values;
   std::array<division, 2> divided;   ///< by side
   std::vector<std::string> sources;  ///< the prefill nodes, by rank
   milliseconds retry_window{};
@@ -67,8 +69,6 @@ struct engine_ledger {
   engine_totals totals;
   std::function<void(const std::string&)> violate, note;
 };
-
-using simulation::dice;
 
 class simulated_engine {
  public:
@@ -100,7 +100,8 @@ class simulated_engine {
     const auto found = open_.find(which);
     return found != open_.end() && !found->second.concluded;
   }
-  [[nodiscard]] std::size_t open() const noexcept { return open_.size(); }
+  [[nodiscard]] std::size_t open() const noexcept { return open_.size() + values_.open(); }
+  [[nodiscard]] simulated_values& values() noexcept { return values_; }
   [[nodiscard]] bool delivered(operation_id which) const { return delivered_.contains(which); }
   /// What a source is sealed with.
   [[nodiscard]] static std::vector<std::byte> aux_of(std::uint32_t attempt);
@@ -176,6 +177,7 @@ class simulated_engine {
   std::map<transfer_id, operation_id> operation_of_;  ///< by what has touched its blocks
   std::set<operation_id> delivered_;
   std::set<std::uint32_t> free_slots_;
+  simulated_values values_;
   bool stopped_{false};
 };
 

@@ -1,6 +1,7 @@
 #include "simulated_wire.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -9,10 +10,17 @@
 
 namespace troupe::actors::link_simulation {
 
-void mailbox::put(wire_world& wires, const std::shared_ptr<process>& at,
-                  std::function<void()> what) {
-  last_ = std::max(last_, wires.time.now() + wires.between(microseconds{0}, microseconds{200}));
+void mailbox::put(wire_world& wires, const std::shared_ptr<process>& at, std::function<void()> what,
+                  microseconds pause) {
+  const auto takes = pause + wires.between(microseconds{0}, microseconds{200});
+  last_ = std::max(last_, wires.time.now() + takes);
   wires.time.at(last_, [&wires, at, what = std::move(what)] { wires.in(at, what); });
+}
+
+std::span<std::byte> process::bytes_of(region_id region) {
+  if (const auto found = later.find(region.value); found != later.end()) return found->second.bytes;
+  if (region.value == 0 || region.value > memory.size()) return {};
+  return memory[region.value - 1];
 }
 
 wire::wire(wire_world& in, registry& all, std::shared_ptr<process> at, transport::backend_kind kind,
@@ -163,13 +171,18 @@ result<transport::remote_grant> wire::grant(region_id region, byte_set permitted
                                             transport::grant_scope scope) {
   if (state_ != state::up) return fail(errc::link_broken, "the link is not up");
   if (world_.chance.one_in(6)) return fail(errc::overloaded, "no room for another grant");
+  const auto known = at_->later.find(region.value);
+  if (kind_ == transport::backend_kind::shm && known != at_->later.end() && !known->second.given &&
+      world_.chance.one_in(2)) {
+    return fail(errc::backend_unavailable, "the peer may not look into memory of this process");
+  }
   transport::remote_grant out;
   out.id = world_.chance.next();
   out.region = region;
   out.owner = incarnation{at_->incarnation};
   out.transfer = scope.transfer;
   out.rights = rights;
-  out.region_size = at_->memory.empty() ? 4096 : at_->memory.at(region.value - 1).size();
+  out.region_size = at_->memory.empty() ? 4096 : at_->bytes_of(region).size();
   out.permitted = std::move(permitted);
   if (auto within = out.permitted.check_within(out.region_size); !within) {
     return fail(within.error());
@@ -205,9 +218,10 @@ std::string wire::wrong_with(const transport::batch& work, const wire& other) co
     const auto& remote = one.remote;
     if (!remote) return "it has no grant";
     if (remote->owner.value != other.at_->incarnation) return "its grant is of another life";
-    if (auto fits = check_local(one.segments, at_->memory.at(one.local.value - 1).size()); !fits) {
+    if (auto fits = check_local(one.segments, at_->bytes_of(one.local).size()); !fits) {
       return fits.error().message;
     }
+    if (other.at_->bytes_of(remote->region).empty()) return "its grant is on memory that is gone";
     // The peer believes its own record of the grant alone.
     const auto known = other.given_.find(remote->id);
     if (known == other.given_.end()) return "its grant was never given";
@@ -225,16 +239,25 @@ std::string wire::wrong_with(const transport::batch& work, const wire& other) co
 void wire::copy(const transport::piece& from, const segment& what, const transport::batch& of,
                 wire& other) {
   const bool writes = of.dir == transport::direction::write;
-  const std::size_t here = from.local.value - 1, there = from.remote->region.value - 1;
+  const auto here = from.local, there = from.remote->region;
   for (std::uint32_t i = 0; i < what.count; ++i) {
     const auto local = what.local_offset + i * what.local_stride;
     const auto remote = what.remote_offset + i * what.remote_stride;
-    world_.touched(*at_, of.transfer, {here, local, what.length, !writes});
-    world_.touched(*other.at_, of.transfer, {there, remote, what.length, writes});
-    auto* ours = at_->memory[here].data() + local;
-    auto* theirs = other.at_->memory.at(there).data() + remote;
+    world_.touched(*at_, of.transfer, {here.value - 1U, local, what.length, !writes});
+    world_.touched(*other.at_, of.transfer, {there.value - 1U, remote, what.length, writes});
+    auto* ours = at_->bytes_of(here).data() + local;
+    auto* theirs = other.at_->bytes_of(there).data() + remote;
     std::memcpy(writes ? theirs : ours, writes ? ours : theirs, what.length);
   }
+}
+
+bool wire::uses(region_id region) const {
+  const auto is_given = [&](const auto& one) { return one.second.region == region; };
+  const auto flies = [&](const auto& one) {
+    return std::ranges::any_of(one.second.pieces,
+                               [&](const auto& piece) { return piece.local == region; });
+  };
+  return std::ranges::any_of(given_, is_given) || std::ranges::any_of(flights_, flies);
 }
 
 bool wire::move(const transport::batch& work, std::size_t segments) {
@@ -303,8 +326,12 @@ transport::fence_state wire::fence(transfer_id transfer) {
     ends(*this);
     return transport::fence_state::quiescent;
   }
-  world_.time.after(world_.between(microseconds{100}, milliseconds{30}), [self = shared_from_this(),
-                                                                          ends, transfer] {
+  // An end that cannot reach its peer waits until nothing of the peer can arrive any more.
+  const auto most = milliseconds{state_ != state::up && world_.chance.one_in(3) ? 600U : 30U};
+  auto over = world_.time.now() + world_.between(microseconds{100}, most);
+  // A peer that reaches into this memory by itself has to let go by itself.
+  if (kind_ == transport::backend_kind::shm && there_) over = std::max(over, there_->frozen_until);
+  world_.time.at(over, [self = shared_from_this(), ends, transfer] {
     ends(*self);
     self->report(microseconds{0}, [self, transfer] { self->sink_->on_quiescent(transfer); });
   });
@@ -315,8 +342,48 @@ transport::fence_state wire::fence(transfer_id transfer) {
 
 result<std::span<std::byte>> wire_endpoint::bytes(region_id region) const {
   const auto at = at_.lock();
-  if (!at || region.value == 0 || region.value > at->memory.size()) return none();
-  return std::span<std::byte>{at->memory[region.value - 1]};
+  const auto found = at ? at->bytes_of(region) : std::span<std::byte>{};
+  if (found.empty()) return fail(errc::unknown_region, "no such region");
+  return found;
+}
+
+result<region_id> wire_endpoint::allocate(std::uint64_t size, std::string /*name*/) {
+  const auto at = at_.lock();
+  // Much memory is hard to find.
+  const bool much = size > (1U << 20U) && world_.chance.one_in(2);
+  if (!at || much || (!world_.calm && world_.chance.one_in(30))) {
+    return fail(errc::pool_exhausted, "no memory is left");
+  }
+  const std::shared_ptr<void> given{std::calloc(size, 1), std::free};
+  at->later[++last_region_] = {{static_cast<std::byte*>(given.get()), size}, given};
+  return region_id{last_region_};
+}
+
+result<region_id> wire_endpoint::register_memory(std::span<std::byte> bytes, std::string /*name*/) {
+  const auto at = at_.lock();
+  if (!at || bytes.empty()) return fail(errc::invalid_config, "no memory");
+  if (!world_.calm && world_.chance.one_in(40)) return fail(errc::overloaded, "too many regions");
+  for (const auto& [number, known] : at->later) {
+    const auto* const end = known.bytes.data() + known.bytes.size();
+    if (bytes.data() < end && known.bytes.data() < bytes.data() + bytes.size()) {
+      return fail(errc::already_exists, "it overlaps region " + std::to_string(number));
+    }
+  }
+  at->later[++last_region_] = {bytes, {}};
+  return region_id{last_region_};
+}
+
+result<void> wire_endpoint::deregister(region_id region) {
+  const auto at = at_.lock();
+  if (!at || at->later.erase(region.value) == 0)
+    return fail(errc::unknown_region, "no such region");
+  for (const auto& weak : opened_) {
+    const auto known = weak.lock();
+    if (known && known->uses(region)) {
+      world_.wrong(at->name + " deregisters memory that may still be touched");
+    }
+  }
+  return {};
 }
 
 bool wire_endpoint::usable(transport::backend_kind kind) const {
@@ -333,9 +400,7 @@ std::vector<transport::backend_status> wire_endpoint::backends() const {
 }
 
 transport::host_identity wire_endpoint::identity() const {
-  transport::host_identity here;
-  here.boot_id = "0" + std::to_string(incarnation_ % 1000);
-  return here;
+  return place_;
 }
 
 result<transport::backend_choice> wire_endpoint::choose(

@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/transport/endpoint.hpp"
@@ -26,6 +27,12 @@ using cluster_simulation::moment;
 using cluster_simulation::timeline;
 using simulation::dice;
 
+/// Memory that a process has registered with its endpoint, or was given by it.
+struct later_region {
+  std::span<std::byte> bytes{};
+  std::shared_ptr<void> given{};  ///< null: it is the process's own
+};
+
 /// One life of a process. Events that come while it is frozen run when it wakes.
 struct process {
   std::string name;
@@ -35,11 +42,16 @@ struct process {
   std::deque<std::function<void()>> held_up;
   /// Its regions: number `i` of them is at `i - 1`. None: batches move no bytes.
   std::vector<std::vector<std::byte>> memory{};
+  /// Regions that came later, by their numbers.
+  std::map<std::uint32_t, later_region> later{};
+
+  /// Empty: there is no such region.
+  [[nodiscard]] std::span<std::byte> bytes_of(region_id region);
 };
 
 /// Bytes of a region that the transport reads or has written.
 struct touch {
-  std::size_t region{0};  ///< index in `process::memory`
+  std::size_t region{0};  ///< its number - 1, as an index in `process::memory`
   std::uint64_t offset{0}, length{0};
   bool written{false};
 };
@@ -69,7 +81,8 @@ struct wire_world {
 /// The messages to one actor of a process: in order, each handled a little after it was sent.
 class mailbox {
  public:
-  void put(wire_world& wires, const std::shared_ptr<process>& at, std::function<void()> what);
+  void put(wire_world& wires, const std::shared_ptr<process>& at, std::function<void()> what,
+           microseconds pause = {});
 
  private:
   moment last_{};
@@ -93,6 +106,10 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
   /// Nothing that this end sends arrives before.
   void falls_silent(moment until) { silent_until_ = until; }
   void process_died() { state_ = state::closed; }
+  /// Whether the peer was given anything for a transfer that is not fenced here.
+  [[nodiscard]] bool gives() const noexcept { return !given_.empty(); }
+  /// Whether a batch of this end, or one of the peer's, may touch that region here.
+  [[nodiscard]] bool uses(region_id region) const;
 
   // -- transport::link
 
@@ -158,8 +175,9 @@ class wire final : public transport::link, public std::enable_shared_from_this<w
 class wire_endpoint final : public transport::endpoint {
  public:
   /// The process owns the endpoint.
-  wire_endpoint(wire_world& in, wire::registry& all, const std::shared_ptr<process>& at)
-      : world_{in}, all_{all}, at_{at}, incarnation_{at->incarnation} {}
+  wire_endpoint(wire_world& in, wire::registry& all, const std::shared_ptr<process>& at,
+                transport::host_identity place)
+      : world_{in}, all_{all}, at_{at}, place_{std::move(place)} {}
 
   /// The backend cannot be used until then.
   void fails(transport::backend_kind kind, moment until) { unusable_until_[kind] = until; }
@@ -174,7 +192,7 @@ class wire_endpoint final : public transport::endpoint {
       transport::backend_kind kind, const transport::link_options& options,
       std::shared_ptr<transport::link_sink> sink) override;
 
-  [[nodiscard]] result<region_id> allocate(std::uint64_t, std::string) override { return none(); }
+  [[nodiscard]] result<region_id> allocate(std::uint64_t size, std::string) override;
   [[nodiscard]] result<transport::allocated_regions> allocate(
       std::span<const std::uint64_t>, const std::string&,
       const transport::host_memory_options&) override {
@@ -198,14 +216,13 @@ class wire_endpoint final : public transport::endpoint {
       const transport::compute_stream&) override {
     return none();
   }
-  [[nodiscard]] result<region_id> register_memory(std::span<std::byte>, std::string) override {
-    return none();
-  }
+  [[nodiscard]] result<region_id> register_memory(std::span<std::byte> bytes,
+                                                  std::string name) override;
   [[nodiscard]] result<region_id> register_memory(std::span<std::byte>, std::string,
                                                   const transport::exported_memory&) override {
     return none();
   }
-  [[nodiscard]] result<void> deregister(region_id) override { return none(); }
+  [[nodiscard]] result<void> deregister(region_id region) override;
   [[nodiscard]] result<void> withdraw(region_id, std::chrono::milliseconds) override {
     return none();
   }
@@ -224,9 +241,10 @@ class wire_endpoint final : public transport::endpoint {
   wire_world& world_;
   wire::registry& all_;
   const std::weak_ptr<process> at_;
-  const std::uint64_t incarnation_;
+  const transport::host_identity place_;
   std::map<transport::backend_kind, moment> unusable_until_;
   std::vector<std::weak_ptr<wire>> opened_;
+  std::uint32_t last_region_{1000};  ///< far behind those of `process::memory`
 };
 
 }  // namespace troupe::actors::link_simulation
