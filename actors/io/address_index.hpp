@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -32,9 +31,8 @@ class address_index {
     // All that may fail comes first.
     std::vector<std::unique_ptr<node>> parents;
     auto leaves = made->leaves;
-    for (const auto& tree : trees_ | std::views::reverse) {
-      if (tree->leaves > leaves) break;
-      leaves += tree->leaves;
+    for (auto tree = trees_.rbegin(); tree != trees_.rend() && (*tree)->leaves <= leaves; ++tree) {
+      leaves += (*tree)->leaves;
       parents.push_back(std::make_unique<node>());
     }
     trees_.reserve(trees_.size() + 1);
@@ -70,10 +68,10 @@ class address_index {
                                                   std::size_t& nodes) const {
     if (length > UINT64_MAX - begin) return std::nullopt;
     const stretch wanted{begin, begin + length};
-    for (const auto& tree : trees_ | std::views::reverse) {
+    for (auto tree = trees_.rbegin(); tree != trees_.rend(); ++tree) {
       ++nodes;
-      if (!holds(*tree, wanted)) continue;
-      auto* at = tree.get();
+      if (!holds(**tree, wanted)) continue;
+      auto* at = tree->get();
       for (; at->older; ++nodes) at = (holds(*at->newer, wanted) ? at->newer : at->older).get();
       return at->number;
     }
