@@ -184,14 +184,15 @@ void agent_core::ask_for_count(lock_type& lock, const peer_ptr& who) {
 // -- received
 
 void agent_core::put_own_note(remote_agent& self, std::span<const std::byte> bytes) {
-  ++self.received.notices;
-  self.received.bytes += bytes.size();
-  put_in_inbox({options_.name, self.id, {bytes.begin(), bytes.end()}});
+  put_in_inbox(self, {options_.name, self.id, {bytes.begin(), bytes.end()}});
 }
 
-void agent_core::put_in_inbox(notice what) {
-  inbox_.push_back(std::move(what));
-  inbox_bytes_ += inbox_.back().bytes.size();
+void agent_core::put_in_inbox(remote_agent& from, notice what) {
+  const auto size = what.bytes.size();
+  inbox_.push_back(std::move(what));  // first: memory may run out
+  inbox_bytes_ += size;
+  ++from.received.notices;
+  from.received.bytes += size;
   tell_of_notices();
 }
 
@@ -248,10 +249,7 @@ void agent_core::on_note(std::uint64_t link, const peer_ptr& from,
     });
     return;
   }
-  notice words{from->known.name, from->id, {bytes.begin(), bytes.end()}};
-  ++from->received.notices;
-  from->received.bytes += bytes.size();
-  put_in_inbox(std::move(words));
+  put_in_inbox(*from, {from->known.name, from->id, {bytes.begin(), bytes.end()}});
 }
 
 void agent_core::tell_of_notices() {
@@ -270,6 +268,9 @@ std::vector<notice> agent_core::take_notices(std::size_t max) {
   std::vector<peer_ptr> tell;
   {
     const lock_type lock{mutex_};
+    // No notice is lost, or counted twice, when memory runs out.
+    some.reserve(std::min(max, inbox_.size()));
+    tell.reserve(std::min(some.capacity(), peers_.size()));
     while (!inbox_.empty() && some.size() < max) {
       auto& next = inbox_.front();
       if (const auto at = peers_.find(next.life.value); at != peers_.end()) {

@@ -14,12 +14,16 @@ namespace troupe::actors {
 
 thread_local inline_executor* inline_executor::active_ = nullptr;
 
-void inline_executor::exec_later(caf::resumable* job) {
+void inline_executor::exec_later(caf::resumable* job) noexcept {
   if (next_ != 0 && jobs_.size() == jobs_.capacity()) {
     jobs_.erase(jobs_.begin(), jobs_.begin() + static_cast<std::ptrdiff_t>(next_));
     next_ = 0;
   }
-  jobs_.push_back(job);
+  if (jobs_.size() == jobs_.capacity()) {
+    system().scheduler().enqueue(job);
+  } else {
+    jobs_.push_back(job);
+  }
 }
 
 caf::resumable* inline_executor::take_next() noexcept {

@@ -27,9 +27,9 @@ class inline_executor final : public caf::execution_unit {
     jobs_.reserve(max_jobs);
   }
 
-  /// Needs no memory while fewer than `max_jobs` actors are runnable: CAF would never run an actor
-  /// again that could not be added.
-  void exec_later(caf::resumable* job) override;
+  /// Needs no memory: CAF would never run an actor again that could not be added. While `max_jobs`
+  /// actors are runnable, more go to the scheduler.
+  void exec_later(caf::resumable* job) noexcept override;
 
   /// Runs all runnable actors, and those that they make runnable. After `max_jobs` the rest goes to
   /// the scheduler, so that a thread which must also move bytes is not held up.

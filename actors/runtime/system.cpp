@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <random>
 #include <system_error>
 #include <thread>
@@ -100,13 +101,20 @@ void start_module(const caf::actor_system& system, Start&& start) noexcept {
 
 /// Never destroys a system that cannot be ended. It stays reachable, so that leak checkers do not
 /// report it.
-void leave_behind(std::unique_ptr<caf::actor_system_config> config,
-                  std::unique_ptr<caf::actor_system> system) {
-  static auto* const left_behind = new std::vector<
-      std::pair<std::unique_ptr<caf::actor_system_config>, std::unique_ptr<caf::actor_system>>>;
+void leave_behind(std::unique_ptr<caf::actor_system_config>& config,
+                  std::unique_ptr<caf::actor_system>& system) noexcept {
+  struct remains {
+    caf::actor_system_config* config;
+    caf::actor_system* system;
+    remains* next;
+  };
+  static remains* all = nullptr;
   static std::mutex mutex;
   const std::lock_guard lock{mutex};
-  left_behind->emplace_back(std::move(config), std::move(system));
+  // Without memory for it, it is not reachable any more, which is better than an end of the process.
+  if (auto* const left = new (std::nothrow) remains{config.get(), system.get(), all}) all = left;
+  (void)config.release();
+  (void)system.release();
 }
 
 /// Throws what the start of one of its modules threw.
@@ -117,7 +125,7 @@ std::unique_ptr<caf::actor_system> make_system(const actor_host_options& options
   config = std::move(made);
   auto system = std::make_unique<caf::actor_system>(*config);
   if (const auto why = failure) {
-    leave_behind(std::move(config), std::move(system));
+    leave_behind(config, system);
     std::rethrow_exception(why);
   }
   return system;
@@ -172,7 +180,7 @@ actor_host::~actor_host() {
         "the actor system is left behind with everything that its actors hold: one of its actors "
         "does not end, or code outside of it holds an actor that has a thread of its own");
     network_->cut();
-    leave_behind(std::move(config_), std::move(system_));
+    leave_behind(config_, system_);
     return;
   }
   {
