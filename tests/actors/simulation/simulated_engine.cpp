@@ -384,7 +384,16 @@ bool simulated_engine::compute(operation_id send, std::uint32_t seal_at) {
     if (!operations.grow(send, 0) || !at_.context->pool->pin(of.later)) return false;
     opens(send, of, of.later);
     const auto tokens = of.later.size() * block_tokens;
+    const auto added = of.later;
     at_.order(engine_command{send_grew{send, {std::exchange(of.later, {}), 0}}});
+    at_.behind_orders([this, send, added] {
+      // A send that has ended meanwhile takes no more blocks: they go back to the pool at once.
+      if (at_.context->operations.find(send)) return;
+      for (const auto block : added) {
+        const auto user = user_of_.find(block.value);
+        if (user != user_of_.end() && user->second == send) user_of_.erase(user);
+      }
+    });
     return operations.grow(send, tokens).has_value();
   }
   const auto least = std::ranges::min_element(of.computed);
