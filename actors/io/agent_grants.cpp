@@ -102,6 +102,7 @@ void agent_core::look_at_questions(const peer_ptr& who) {
       who->questions_watched = true;
       return;
     }
+    watch_questions(who);  // first: the reasons below may find no memory
     auto late = who->questions;
     std::erase_if(late, [&](const auto& one) { return now < one.asked + limit; });
     for (const auto& one : late) {
@@ -114,7 +115,6 @@ void agent_core::look_at_questions(const peer_ptr& who) {
                                 std::to_string(limit.count()) + " ms (grant_timeout)"}});
     }
     link = who->link;
-    watch_questions(who);
   }
   go_on_elsewhere(link, who);
 }
@@ -228,7 +228,8 @@ void agent_core::on_grant_wanted(std::uint64_t link, const peer_ptr& who, std::u
   const lock_type lock{mutex_};
   if (who->guest_link != link) return;
   if (who->granting.contains(memory)) return;  // the answer is on its way
-  if (who->granting.size() >= max_grants_asked) {
+  // A peer that has given up questions may ask others while those are still worked on.
+  if (who->granting.size() >= 2 * max_grants_asked) {
     loop_->post([this, link] {
       link_went(link, {errc::overloaded, "the peer asks for more grants at once than it may"});
     });

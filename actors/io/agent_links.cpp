@@ -167,20 +167,22 @@ void agent_core::link_failed(const peer_ptr& who, const troupe::error& why) {
     const bool was_idle = was_up && !who->wants_link();
     who->now = remote_agent::phase::greeted;
     who->leave_link();
-    tell_of_lost_notes(*who);
-    who->last_error = why;
-    if (was_up) count_lost_link(who, why);
     who->failures = was_idle ? 1 : who->failures + 1;
     const bool hopeless = why.code == errc::backend_unavailable || why.code == errc::no_device;
-    if (hopeless || who->failures >= tries_of_backend) {
-      if (!was_idle) who->excluded.push_back(who->kind);
-      if (was_up && !was_idle) {
+    const bool tries_another = hopeless || who->failures >= tries_of_backend;
+    // What waits needs another link, also if there is no memory for the reasons.
+    (void)or_error("", [&] {
+      if (tries_another && !was_idle) who->excluded.push_back(who->kind);
+      tell_of_lost_notes(*who);
+      who->last_error = why;
+      if (was_up) count_lost_link(who, why);
+      if (was_up && !was_idle && tries_another && !hopeless) {
         who->last_error->message = "each link to agent '" + who->known.name + "' over " +
                                    std::string{to_string(who->kind)} +
                                    " broke before anything moved over it: " + why.message;
       }
-      who->failures = 0;
-    }
+    });
+    if (tries_another) who->failures = 0;
     who->next_try =
         clock::now() + (hopeless ? std::chrono::milliseconds{0} : pause_after(who->failures));
     if (!who->wants_link()) return;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "troupe/io/agent_core.hpp"
+#include "troupe/kvcache/or_undo.hpp"
 
 // The agents that this agent knows from descriptors and greetings.
 
@@ -10,17 +11,25 @@ namespace troupe::io {
 
 namespace {
 
+/// If memory runs out, a memory that was not known yet is known as a whole or not at all.
 void learn(remote_agent& who, std::vector<described_memory> memories) {
   for (auto& one : memories) {
-    const auto known = who.memories.find(one.number);
+    const auto number = one.number;
+    const auto known = who.memories.find(number);
     if (known != who.memories.end()) {
       if (known->second == one) continue;
-      who.by_address.remove(one.number);
-    } else {
-      who.in_order.push_back(one.number);
+      who.by_address.remove(number);
+      who.by_address.add(one.address(), one.length(), number);
+      known->second = std::move(one);
+      continue;
     }
-    who.by_address.add(one.address(), one.length(), one.number);
-    who.memories.insert_or_assign(one.number, std::move(one));
+    const auto made = who.memories.emplace(number, std::move(one)).first;
+    or_undo([&] { who.in_order.push_back(number); }, [&] { who.memories.erase(made); });
+    or_undo([&] { who.by_address.add(made->second.address(), made->second.length(), number); },
+            [&] {
+              who.in_order.pop_back();
+              who.memories.erase(made);
+            });
   }
 }
 

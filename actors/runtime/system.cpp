@@ -30,9 +30,9 @@ using std::chrono::steady_clock;
 
 struct host_config;
 
-/// Starts a module of CAF's, whose threads perhaps cannot be started. CAF must not hear of that: its
-/// constructor would destroy threads that run, and ask for the clock of a scheduler that is gone.
-/// The system is made without, and its maker looks at `start_failure`.
+/// Starts one of CAF's modules. CAF must not hear of a thread that cannot be started: its constructor
+/// would destroy threads that run, and ask for the clock of a scheduler that is gone. The system is
+/// made without that module, and its maker looks at `start_failure`.
 template <class Start>
 void start_module(const caf::actor_system& system, Start&& start) noexcept;
 

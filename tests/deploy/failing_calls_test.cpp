@@ -171,9 +171,10 @@ class start_with_a_failing_call : public ::testing::TestWithParam<std::tuple<sta
 
   /// Orphans of the command are inherited by this process.
   static bool has_no_children() {
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    pid_t ended = 0;
+    while ((ended = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
     }
-    return errno == ECHILD;
+    return ended < 0 && errno == ECHILD;
   }
 
   /// The calls to fail, out of `all`.

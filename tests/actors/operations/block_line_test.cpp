@@ -29,7 +29,7 @@ TEST(block_line, serves_who_came_first_and_lets_the_next_wait) {
   ASSERT_EQ(then.size(), 1U);
   EXPECT_EQ(then.front().operation, second);
   EXPECT_TRUE(line.empty());
-  // Who was served may come again, and leave.
+  // A waiter that was served may come again, and leave.
   ASSERT_TRUE(line.wait(first, 3, later));
   line.leave(first);
   EXPECT_TRUE(line.empty());

@@ -52,7 +52,7 @@ TEST(a_system, that_cannot_start_one_of_its_threads_says_so) {
       started = threads_made < thread;
       failing = 0;
       if (started) continue;
-      // Without its door a system has no network; who wants to use it is told.
+      // Without its door a system has no network, and each use of it says so.
       const auto peer = host.connect<troupe::actors::node_actor>("127.0.0.1", 1, 1s);
       ASSERT_FALSE(peer);
       EXPECT_EQ(peer.error().code, troupe::errc::overloaded) << peer.error().message;
