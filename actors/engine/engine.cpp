@@ -103,11 +103,12 @@ class node_engine final : public engine {
     step(stopping, [this] { context_->search.stop(); });  // its thread tells the node what it found
     step(stopping, [this] { say_goodbye(); });
     step(stopping, [this] { end_actors(); });
+    take_lent_memory_back();
     step(stopping, [this] {
       if (context_->endpoint) context_->endpoint->stop();  // null if it could not be made
       if (context_->pool) context_->pool->on_blocks_for_waiters({});
     });
-    step(stopping, [this] { abort_what_is_left(); });
+    abort_what_is_left();
   }
 
   result<void> wait_registered(std::chrono::milliseconds timeout) override {
@@ -468,8 +469,11 @@ class node_engine final : public engine {
           "{}: some actors did not end in time, since a peer may still touch what they hold",
           context_->self.name);
     }
-    // The engine may reuse the memory of a put from here on, even if an actor is late. A copy
-    // always ends.
+  }
+
+  /// The engine may reuse the memory of a put from here on, even if an actor is late. A copy always
+  /// ends.
+  void take_lent_memory_back() noexcept {
     context_->lent.shut_out();
     while (context_->lent.is_read()) {
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
@@ -478,14 +482,12 @@ class node_engine final : public engine {
 
   /// Operations that calls of other threads began while the actors ended: no actor is left to end
   /// them.
-  void abort_what_is_left() {
-    const troupe::error why{errc::aborted, "the node was stopped"};
-    for (const auto operation : context_->operations.close()) {
-      (void)context_->events.conclude({operation, event_failed{why}});
-    }
+  void abort_what_is_left() noexcept {
+    constexpr std::string_view stopped{"the node was stopped"};
     context_->events.close(
-        {errc::aborted,
-         "the node was stopped; a frozen peer may still touch the memory of the operation"});
+        why_ended(errc::aborted, stopped),
+        why_ended(errc::aborted, stopped,
+                  "; a frozen peer may still touch the memory of the operation"));
   }
 
   bool poll_once() {

@@ -2,7 +2,9 @@
 
 #include <limits>
 #include <memory>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -125,6 +127,38 @@ TEST_F(starved_events, that_a_thread_gives_back_need_no_memory) {
     troupe::testing::allocations.left.reset();
   }
   EXPECT_EQ(take_all().size(), ids.size());
+}
+
+TEST(starved_queue, that_closes_gives_every_live_operation_its_outcome_once_there_is_memory) {
+  for (std::size_t made = 0;; ++made) {
+    SCOPED_TRACE(made);
+    operation_table operations{16};
+    event_queue queue{operations};
+    std::vector<operation_id> ids;
+    for (int i = 0; i < 3; ++i) ids.push_back(operations.begin({}).value());
+    const auto mine = queue.claim_events(ids[1]).value();
+    troupe::error failure{errc::internal, std::string(100, 'f')};
+    troupe::error unending{errc::internal, std::string(100, 'u')};
+    troupe::testing::allocations.left = made;
+    queue.close(std::move(failure), std::move(unending));
+    const bool had_enough = *troupe::testing::allocations.left > 0;
+    troupe::testing::allocations.left.reset();
+
+    EXPECT_TRUE(mine->is_over());
+    EXPECT_FALSE(queue.empty()) << "nobody would ask for them";
+    std::vector<event> told;
+    troupe::testing::starve([&] { told = mine->take().value().value(); }, [] {});
+    for (auto& e : queue.take(everything)) told.push_back(std::move(e));
+    ASSERT_EQ(told.size(), ids.size());
+    for (const auto& e : told) {
+      const auto* failed = std::get_if<event_failed>(&e.what);
+      ASSERT_NE(failed, nullptr);
+      EXPECT_EQ(failed->why.message, std::string(100, 'f'));
+    }
+    EXPECT_EQ(operations.open(), 0u);
+    EXPECT_TRUE(queue.empty());
+    if (had_enough) return;
+  }
 }
 
 TEST_F(starved_events, that_could_not_be_merged_all_wait) {
