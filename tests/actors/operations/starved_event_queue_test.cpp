@@ -161,6 +161,72 @@ TEST(starved_queue, that_closes_gives_every_live_operation_its_outcome_once_ther
   }
 }
 
+/// What a watch tells about `lists`, the last of which finds no memory after `made` allocations, and
+/// comes again.
+std::vector<std::string> told_of(const std::vector<membership>& lists, std::size_t made,
+                                 bool& had_enough) {
+  member_watch watch{"self"};
+  std::vector<std::string> told;
+  const auto pop_all = [&] {
+    while (watch.size() != 0) {
+      event_member next;
+      troupe::testing::starve([&] { next = watch.pop(); }, [] {});
+      told.push_back(next.node + " " + std::to_string(next.incarnation) + " " +
+                     std::string{to_string(next.state)} + " " + next.reason);
+    }
+  };
+  for (std::size_t i = 0; i + 1 < lists.size(); ++i) {
+    watch.see(lists[i]);
+    pop_all();
+  }
+  had_enough = true;
+  troupe::testing::allocations.left = made;
+  try {
+    watch.see(lists.back());
+  } catch (const std::bad_alloc&) {
+    had_enough = false;
+  }
+  troupe::testing::allocations.left.reset();
+  if (!had_enough) {
+    pop_all();
+    watch.see(lists.back());
+  }
+  pop_all();
+  return told;
+}
+
+TEST(starved_watch, tells_each_change_once_when_a_list_that_found_no_memory_comes_again) {
+  const auto shown = [](char name, std::uint64_t life, node_state state) {
+    member one;
+    one.node.name = std::string(100, name);
+    one.node.incarnation = life;
+    one.node.labels = {{"zone", std::string(100, 'z')}};
+    one.state = static_cast<std::uint8_t>(state);
+    one.reason = std::string(100, 'r');
+    return one;
+  };
+  const membership before{"demo",
+                          1,
+                          1,
+                          {shown('b', 1, node_state::up), shown('c', 2, node_state::up),
+                           shown('d', 3, node_state::up)}};
+  // `a` is new, `b` is another life, `c` is lost, `d` is forgotten.
+  const membership after{"demo",
+                         1,
+                         2,
+                         {shown('a', 4, node_state::up), shown('b', 5, node_state::up),
+                          shown('c', 2, node_state::down)}};
+  bool had_enough = true;
+  const auto expected =
+      told_of({before, after}, std::numeric_limits<std::size_t>::max(), had_enough);
+  EXPECT_EQ(expected.size(), 8u);
+  had_enough = false;
+  for (std::size_t made = 0; !had_enough; ++made) {
+    SCOPED_TRACE(made);
+    EXPECT_EQ(told_of({before, after}, made, had_enough), expected);
+  }
+}
+
 TEST_F(starved_events, that_could_not_be_merged_all_wait) {
   constexpr std::uint32_t layers = 2000;
   const auto id = begin();
