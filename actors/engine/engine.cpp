@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -214,10 +215,13 @@ class node_engine final : public engine {
     if (auto fine = check_ready(*context_, send, layer_begin, layer_end, token_end); !fine)
       return fine;
     const auto point = ++last_point_;
+    // The thread that learns of the point must not fail to tell: the send would wait for ever.
+    const auto news = std::make_shared<ready_message<runner_event>>(
+        runner_event{gpu_point_reached{send, point, {}}});
     auto waited = context_->endpoint->after_compute(
-        computed, send.value,
-        [runner = runner_, send, point](std::optional<troupe::error> failure) {
-          tell(runner, runner_event{gpu_point_reached{send, point, std::move(failure)}});
+        computed, send.value, [runner = runner_, news](std::optional<troupe::error> failure) {
+          std::get<gpu_point_reached>(news->content().what).failure = std::move(failure);
+          news->tell_to(runner);
         });
     if (!waited) return waited;
     command(engine_command{send_progress{send, {layer_begin, layer_end, token_end}, point}});
