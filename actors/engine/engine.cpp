@@ -77,6 +77,7 @@ class node_engine final : public engine {
     watch_essential(context_, runner_, "the operation runner");
     watch_essential(context_, pool_, "the pool manager");
     watch_essential(context_, node_, "the actor of the node");
+    watch_network(context_, system);
     caf::anon_send(runner_, engine_command{connect_operations{node_, pool_}});
     if (context_->pool) {
       context_->pool->on_blocks_for_waiters(

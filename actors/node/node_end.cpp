@@ -1,5 +1,6 @@
 #include "troupe/actors/node/node_end.hpp"
 
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -7,6 +8,7 @@
 
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/runtime/crash.hpp"
+#include "troupe/actors/runtime/network.hpp"
 #include "troupe/kvcache/or_error.hpp"
 
 namespace troupe::actors {
@@ -34,6 +36,13 @@ void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& ac
   what += " crashed";
   on_crash(actor, [context, what = std::move(what)] {  // touches only thread-safe objects
     end_node(*context, what);
+  });
+}
+
+void watch_network(const context_ptr& context, caf::actor_system& system) {
+  // Weak: the network lives as long as the system, which ends after the node.
+  on_network_crash(system, [weak = std::weak_ptr{context}] {
+    if (const auto held = weak.lock()) end_node(*held, "the network of this process crashed");
   });
 }
 

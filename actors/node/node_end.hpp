@@ -30,6 +30,9 @@ void end_node(node_context& context, std::string_view what_happened) noexcept;
 void watch_essential(const context_ptr& context, const caf::strong_actor_ptr& actor,
                      std::string what);
 
+/// Same for the network of the process, without which the node reaches nobody.
+void watch_network(const context_ptr& context, caf::actor_system& system);
+
 template <class Handle>
 void watch_essential(const context_ptr& context, const Handle& actor, std::string what) {
   watch_essential(context, caf::actor_cast<caf::strong_actor_ptr>(actor), std::move(what));
