@@ -212,7 +212,8 @@ TEST_F(node_with_crashing_links,
 
 // -- sessions
 
-/// A link that records the sessions that work over it and the messages that it is to send.
+/// A link that records the sessions that work over it and the messages that it is to send. Nothing
+/// moves over it, so that every fence holds at once.
 link_actor::behavior_type overheard(link_actor::pointer, inbox_ptr<session_actor> sessions,
                                     inbox_ptr<session_message> said) {
   return {
@@ -220,6 +221,10 @@ link_actor::behavior_type overheard(link_actor::pointer, inbox_ptr<session_actor
         if (const auto* who = std::get_if<attach_session>(&command.what))
           sessions->put(who->session);
         if (const auto* words = std::get_if<say>(&command.what)) said->put(words->message);
+        if (std::holds_alternative<fence_now>(command.what)) {
+          caf::anon_send(sessions->at(sessions->size() - 1).value(),
+                         session_event{transfer_fenced{}});
+        }
       },
       [](link_event&) {},
       [](const link_request&) { return link_reply{}; },
@@ -280,6 +285,11 @@ TEST_F(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   ASSERT_NE(abort, nullptr);
   EXPECT_EQ(abort->code, errc::internal);
   expect_none_is_waited_for();
+  EXPECT_TRUE(comes_true([&] {
+    const auto report =
+        ask<transfer_reports>(host.system(), runner, "the runner", wait_limit, report_atom::value);
+    return report && report->transfers.empty();
+  })) << "it was fenced, and what it held is held for ever";
 }
 
 TEST_F(session, is_waited_for_no_more_when_its_link_has_crashed) {

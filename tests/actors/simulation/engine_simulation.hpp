@@ -26,6 +26,7 @@ struct report : link_simulation::fault_report {
   engine_totals engines;
   std::uint64_t requests{0}, rebuilt{0}, parked{0};
   std::uint64_t refused{0};              ///< batches that came after a fence
+  std::uint64_t crashed{0};              ///< sessions
   std::array<std::uint32_t, 2> ranks{};  ///< by side
 };
 
