@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -76,6 +77,7 @@ class node_engine final : public engine {
     watch_essential(context_, runner_, "the operation runner");
     watch_essential(context_, pool_, "the pool manager");
     watch_essential(context_, node_, "the actor of the node");
+    watch_network(context_, system);
     caf::anon_send(runner_, engine_command{connect_operations{node_, pool_}});
     if (context_->pool) {
       context_->pool->on_blocks_for_waiters(
@@ -103,11 +105,12 @@ class node_engine final : public engine {
     step(stopping, [this] { context_->search.stop(); });  // its thread tells the node what it found
     step(stopping, [this] { say_goodbye(); });
     step(stopping, [this] { end_actors(); });
+    take_lent_memory_back();
     step(stopping, [this] {
       if (context_->endpoint) context_->endpoint->stop();  // null if it could not be made
       if (context_->pool) context_->pool->on_blocks_for_waiters({});
     });
-    step(stopping, [this] { abort_what_is_left(); });
+    abort_what_is_left();
   }
 
   result<void> wait_registered(std::chrono::milliseconds timeout) override {
@@ -213,10 +216,13 @@ class node_engine final : public engine {
     if (auto fine = check_ready(*context_, send, layer_begin, layer_end, token_end); !fine)
       return fine;
     const auto point = ++last_point_;
+    // The thread that learns of the point must not fail to tell: the send would wait for ever.
+    const auto news = std::make_shared<ready_message<runner_event>>(
+        runner_event{gpu_point_reached{send, point, {}}});
     auto waited = context_->endpoint->after_compute(
-        computed, send.value,
-        [runner = runner_, send, point](std::optional<troupe::error> failure) {
-          tell(runner, runner_event{gpu_point_reached{send, point, std::move(failure)}});
+        computed, send.value, [runner = runner_, news](std::optional<troupe::error> failure) {
+          std::get<gpu_point_reached>(news->content().what).failure = std::move(failure);
+          news->tell_to(runner);
         });
     if (!waited) return waited;
     command(engine_command{send_progress{send, {layer_begin, layer_end, token_end}, point}});
@@ -468,8 +474,11 @@ class node_engine final : public engine {
           "{}: some actors did not end in time, since a peer may still touch what they hold",
           context_->self.name);
     }
-    // The engine may reuse the memory of a put from here on, even if an actor is late. A copy
-    // always ends.
+  }
+
+  /// The engine may reuse the memory of a put from here on, even if an actor is late. A copy always
+  /// ends.
+  void take_lent_memory_back() noexcept {
     context_->lent.shut_out();
     while (context_->lent.is_read()) {
       std::this_thread::sleep_for(std::chrono::milliseconds{1});
@@ -478,14 +487,12 @@ class node_engine final : public engine {
 
   /// Operations that calls of other threads began while the actors ended: no actor is left to end
   /// them.
-  void abort_what_is_left() {
-    const troupe::error why{errc::aborted, "the node was stopped"};
-    for (const auto operation : context_->operations.close()) {
-      (void)context_->events.conclude({operation, event_failed{why}});
-    }
+  void abort_what_is_left() noexcept {
+    constexpr std::string_view stopped{"the node was stopped"};
     context_->events.close(
-        {errc::aborted,
-         "the node was stopped; a frozen peer may still touch the memory of the operation"});
+        why_ended(errc::aborted, stopped),
+        why_ended(errc::aborted, stopped,
+                  "; a frozen peer may still touch the memory of the operation"));
   }
 
   bool poll_once() {

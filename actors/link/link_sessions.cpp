@@ -150,7 +150,8 @@ void peer_link::on_attach_session(attach_session order) {
       around_.tell_session(order.transfer, order.session, {link_is_lost{not_up()}});
       break;
   }
-  sessions_.emplace(order.transfer, std::move(order.session));
+  // A session that crashed may have another one in its place.
+  sessions_.insert_or_assign(order.transfer, std::move(order.session));
   watch();
 }
 

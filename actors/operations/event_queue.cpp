@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "troupe/kvcache/or_error.hpp"
 #include "troupe/kvcache/or_undo.hpp"
 
 namespace troupe::actors {
@@ -65,29 +66,39 @@ void event_queue::append(waiting_event e) {
 }
 
 bool event_queue::conclude(event outcome, bool last) {
-  const auto id = outcome.operation;
-  const auto* failed = std::get_if<event_failed>(&outcome.what);
-  const auto failure = failed != nullptr ? std::optional{failed->why} : std::nullopt;
   bool wake = false;
   {
     const std::lock_guard lock{mutex_};
-    const auto found = claims_.find(id);
-    auto& line = found == claims_.end() ? events_ : found->second->events_;
-    line.push({std::move(outcome), last});
-    bool ends = false;
-    or_undo([&] { ends = operations_.end(id, failure); }, [&] { line.drop_newest(id); });
-    if (!ends) {
-      line.drop_newest(id);
-      return false;
-    }
-    if (found != claims_.end()) {
-      if (last) found->second->end_locked();
-      return true;
-    }
+    if (!conclude_locked(std::move(outcome), last)) return false;
     wake = show_locked();
   }
   if (wake) available_.notify_one();
   return true;
+}
+
+bool event_queue::conclude_locked(event outcome, bool last) {
+  const auto id = outcome.operation;
+  const auto* failed = std::get_if<event_failed>(&outcome.what);
+  const auto failure = failed != nullptr ? std::optional{failed->why} : std::nullopt;
+  const auto found = claims_.find(id);
+  auto& line = found == claims_.end() ? events_ : found->second->events_;
+  line.push({std::move(outcome), last});
+  bool ends = false;
+  or_undo([&] { ends = operations_.end(id, failure); }, [&] { line.drop_newest(id); });
+  if (!ends) {
+    line.drop_newest(id);
+    return false;
+  }
+  if (last && found != claims_.end()) found->second->end_locked();
+  return true;
+}
+
+void event_queue::pay_outcomes_locked() {
+  if (!owes_outcomes_) return;
+  for (const auto id : operations_.live()) {
+    (void)conclude_locked({id, event_failed{closed_->failure}}, true);
+  }
+  owes_outcomes_ = false;
 }
 
 bool event_queue::show_locked() {
@@ -102,7 +113,8 @@ bool event_queue::show_locked() {
 }
 
 void event_queue::publish_count_locked() {
-  count_.store(events_.size() + (members_ ? members_->size() : 0), std::memory_order_release);
+  count_.store(events_.size() + (members_ ? members_->size() : 0) + (owes_outcomes_ ? 1U : 0U),
+               std::memory_order_release);
 }
 
 void event_queue::signal_locked() {
@@ -161,6 +173,7 @@ void event_queue::take_locked(waiting_events& from, std::size_t count, std::vect
 }
 
 std::vector<event> event_queue::take_unclaimed_locked(std::size_t max) {
+  pay_outcomes_locked();
   const auto of_members = members_ ? std::min(max, members_->size()) : 0;
   const auto of_operations = std::min(max - of_members, events_.size());
   std::vector<event> taken;
@@ -233,11 +246,15 @@ result<std::unique_ptr<event_queue::claim>> event_queue::claim_events(operation_
   return made;
 }
 
-void event_queue::close(troupe::error why) {
+void event_queue::close(troupe::error failure, troupe::error unending) noexcept {
+  operations_.close();
   {
     const std::lock_guard lock{mutex_};
-    if (!closed_) closed_ = std::move(why);
+    if (!closed_) closed_ = {std::move(failure), std::move(unending)};
+    owes_outcomes_ = true;
+    (void)or_error("", [this] { pay_outcomes_locked(); });
     for (const auto& [operation, waiting] : claims_) waiting->end_locked();
+    (void)show_locked();
   }
   available_.notify_all();
 }
@@ -281,13 +298,14 @@ void event_queue::claim::wait_until(std::chrono::steady_clock::time_point until)
 
 std::optional<result<std::vector<event>>> event_queue::claim::take() {
   const std::lock_guard lock{queue_.mutex_};
+  queue_.pay_outcomes_locked();
   if (has_last()) {
     std::vector<event> taken;
     taken.reserve(events_.size());
     queue_.take_locked(events_, events_.size(), taken);
     return taken;
   }
-  if (queue_.closed_) return fail(*queue_.closed_);
+  if (queue_.closed_) return fail(queue_.closed_->unending);
   return std::nullopt;
 }
 

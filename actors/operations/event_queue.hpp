@@ -62,9 +62,11 @@ class event_queue {
   void see(const membership& list);
   /// The engine stops: no more events of members, not even those that wait.
   void end_watch();
-  /// Nobody is left to end live operations: claims that still wait end with `why`. The first reason
-  /// stays. Events may still be taken.
-  void close(troupe::error why);
+  /// No actor is left to end operations: none begins any more, the live ones fail with `failure`,
+  /// and threads that wait for operations whose last event will not come get `unending`. The first
+  /// reasons stay. Events may still be taken. If memory is short, the outcomes that found none come
+  /// with a later call that takes events.
+  void close(troupe::error failure, troupe::error unending) noexcept;
   [[nodiscard]] int fd() const noexcept { return fd_; }
   /// Of the events that `take` may return.
   [[nodiscard]] bool empty() const noexcept { return size() == 0; }
@@ -85,7 +87,14 @@ class event_queue {
   };
 
  private:
+  struct reasons {
+    troupe::error failure, unending;
+  };
+
   void append(waiting_event e);
+  [[nodiscard]] bool conclude_locked(event outcome, bool last);
+  /// Gives the operations that were live at the end their outcomes, as far as there is memory.
+  void pay_outcomes_locked();
   /// The events that may be taken have changed. Returns whether a waiting thread has to be woken.
   [[nodiscard]] bool show_locked();
   /// Moves the oldest events to `into`, which has room for them.
@@ -101,11 +110,13 @@ class event_queue {
   std::condition_variable available_;
   waiting_events events_;                ///< unclaimed
   std::optional<member_watch> members_;  ///< empty: members are not watched
-  std::atomic<std::size_t> count_{0};    ///< of `events_` and `members_`
+  /// Of `events_` and `members_`; one more while outcomes are owed, so that they are asked for.
+  std::atomic<std::size_t> count_{0};
   std::unordered_map<operation_id, claim*> claims_;
   /// Open operations whose outcome `take` returned: nobody can wait for them any more.
   std::unordered_set<operation_id> outcome_taken_;
-  std::optional<troupe::error> closed_;
+  std::optional<reasons> closed_;
+  bool owes_outcomes_{false};  ///< since it was closed
   std::size_t waiting_{0};
   std::optional<std::thread::id> consumer_;
   int fd_{-1};

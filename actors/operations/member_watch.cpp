@@ -6,6 +6,7 @@
 
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/messages/member_list.hpp"
+#include "troupe/kvcache/or_undo.hpp"
 
 namespace troupe {
 
@@ -38,7 +39,7 @@ event_member event_of(const member& shown) {
 
 }  // namespace
 
-std::size_t member_watch::name::waiting() const {
+std::size_t member_watch::name::waiting() const noexcept {
   const bool news =
       there && (!told || told->incarnation != there->incarnation || told->state != there->state);
   return (end ? 1U : 0U) + (news ? 1U : 0U);
@@ -56,28 +57,32 @@ void member_watch::see(const member& shown, std::uint64_t supervisor) {
   const auto& node = shown.node;
   const bool lost = is_lost(shown);
   auto at = names_.find(node.name);
-  if (at == names_.end()) {
-    if (lost) return;
-    at = names_.try_emplace(node.name).first;
-  }
-  auto& of = at->second;
-  const bool same_life = of.there && of.there->incarnation == node.incarnation;
-  if (same_life && !lost && of.there->state == state_of(shown)) {
+  const bool known = at != names_.end();
+  if (lost && !known) return;
+  const bool same_life =
+      known && at->second.there && at->second.there->incarnation == node.incarnation;
+  if (same_life && !lost && at->second.there->state == state_of(shown)) {
     // The common case for most entries of a list.
-    of.shown_by = supervisor;
-    of.shown_in = lists_;
+    at->second.shown_by = supervisor;
+    at->second.shown_in = lists_;
     return;
   }
+  // All memory comes first, so that a name has changed as a whole or not at all.
+  auto there = lost ? std::nullopt : std::optional{event_of(shown)};
+  auto why_lost = lost ? shown.reason : std::string{};
+  auto why_replaced = "another life has its name: " + life_text(node.incarnation);
+  if (!known) at = add(node.name);
+  auto& of = at->second;
+  const bool replaced = of.there && !same_life;
+  // The same supervisor showed one after the other, which proves that the former is over.
+  if (replaced && of.shown_by == supervisor) remember_over(of.there->incarnation);
+
   const auto before = of.waiting();
-  if (of.there && !same_life) {
-    // The same supervisor showed one after the other, which proves that the former is over.
-    if (of.shown_by == supervisor) remember_over(of.there->incarnation);
-    end_life(of, "another life has its name: " + life_text(node.incarnation));
-  }
+  if (replaced) end_life(of, std::move(why_replaced));
   if (lost) {
-    if (of.there) end_life(of, shown.reason);
+    if (of.there) end_life(of, std::move(why_lost));
   } else {
-    of.there = event_of(shown);
+    of.there = std::move(there);
     // The life came back before the engine was told that it was gone.
     if (of.end && of.end->incarnation == node.incarnation) of.end.reset();
   }
@@ -113,7 +118,7 @@ void member_watch::end_forgotten(const membership& list) {
 }
 
 /// Ends the present life. The end is told only if the life was.
-void member_watch::end_life(name& of, std::string why) {
+void member_watch::end_life(name& of, std::string why) noexcept {
   if (of.told && of.told->incarnation == of.there->incarnation) {
     of.end = std::move(of.there);
     of.end->state = member_state::gone;
@@ -129,28 +134,37 @@ bool member_watch::is_old_news(const member& shown) const {
 }
 
 void member_watch::remember_over(std::uint64_t incarnation) {
-  if (!over_.insert(incarnation).second) return;
-  over_in_order_.push_back(incarnation);
+  const auto [at, fresh] = over_.insert(incarnation);
+  if (!fresh) return;
+  or_undo([&] { over_in_order_.push_back(incarnation); }, [&] { over_.erase(at); });
   if (over_in_order_.size() <= max_over) return;
   over_.erase(over_in_order_.front());
   over_in_order_.pop_front();
 }
 
-void member_watch::update_turn(names::iterator of, std::size_t before) {
-  auto& [called, state] = *of;
+member_watch::names::iterator member_watch::add(const std::string& called) {
+  const auto at = names_.try_emplace(called).first;
+  auto& of = at->second;
+  or_undo([&] { of.no_turn.push_back(&at->first); }, [&] { names_.erase(at); });
+  of.turn = of.no_turn.begin();
+  return at;
+}
+
+void member_watch::update_turn(names::iterator of, std::size_t before) noexcept {
+  auto& state = of->second;
   const auto now = state.waiting();
   waiting_ = waiting_ - before + now;
-  if (now != 0 && !state.turn) {
-    state.turn = turns_.insert(turns_.end(), called);
-  } else if (now == 0 && state.turn) {
-    turns_.erase(*state.turn);
-    state.turn.reset();
+  const bool has_turn = state.no_turn.empty();
+  if (now != 0 && !has_turn) {
+    turns_.splice(turns_.end(), state.no_turn);
+  } else if (now == 0 && has_turn) {
+    state.no_turn.splice(state.no_turn.end(), turns_, state.turn);
   }
   if (!state.there && !state.end) names_.erase(of);
 }
 
 event_member member_watch::pop() {
-  const auto at = names_.find(turns_.front());
+  const auto at = names_.find(*turns_.front());
   auto& of = at->second;
   const auto before = of.waiting();
   event_member next;

@@ -47,10 +47,12 @@ class member_watch {
   /// Nothing is told about the name `self`.
   explicit member_watch(std::string self) : self_{std::move(self)} {}
 
-  /// Takes a list; those of one supervisor must come in the order of their epochs.
+  /// Takes a list; those of one supervisor must come in the order of their epochs. If memory runs
+  /// out, the names before the one that found none have changed, and the list may come again.
   void see(const membership& list);
   [[nodiscard]] std::size_t size() const noexcept { return waiting_; }
-  /// Removes and returns the next event, which counts as told. There must be one.
+  /// Removes and returns the next event, which counts as told. There must be one. It stays if there is
+  /// no memory for it.
   [[nodiscard]] event_member pop();
 
   static constexpr std::size_t max_unspoken = 4096;
@@ -62,30 +64,33 @@ class member_watch {
     std::uint64_t incarnation{0};
     member_state state{member_state::joining};
   };
+  using turn_list = std::list<const std::string*>;
   struct name {
     std::optional<told_life> told;      ///< its end was not told yet
     std::optional<event_member> end;    ///< the waiting end of the life that was told
     std::optional<event_member> there;  ///< the present life
     std::uint64_t shown_by{0};          ///< the supervisor that last showed the name
     std::uint64_t shown_in{0};          ///< the number of that list
-    std::optional<std::list<std::string>::iterator> turn;  ///< in `turns_`, while an event waits
+    turn_list no_turn{};                ///< has the entry of `turn`, unless `turns_` has it
+    turn_list::iterator turn{};         ///< in `turns_` while an event waits
 
-    [[nodiscard]] std::size_t waiting() const;
+    [[nodiscard]] std::size_t waiting() const noexcept;
   };
   using names = std::map<std::string, name, std::less<>>;
 
   void see(const member& shown, std::uint64_t supervisor);
   void end_forgotten(const membership& list);
-  static void end_life(name& of, std::string why);
+  [[nodiscard]] names::iterator add(const std::string& called);
+  static void end_life(name& of, std::string why) noexcept;
   [[nodiscard]] bool is_old_news(const member& shown) const;
   void remember_over(std::uint64_t incarnation);
   /// Updates `turns_` and counts after a change of a name that had `before` waiting events. May
   /// erase the name.
-  void update_turn(names::iterator of, std::size_t before);
+  void update_turn(names::iterator of, std::size_t before) noexcept;
 
   std::string self_;
   names names_;
-  std::list<std::string> turns_;  ///< names with a waiting event, longest wait first
+  turn_list turns_;  ///< the names with a waiting event, longest wait first
   std::size_t waiting_{0};
   std::uint64_t lists_{0};
   std::unordered_set<std::uint64_t> over_;

@@ -155,13 +155,17 @@ std::size_t operation_table::open() const {
   return live_.size() + ended_.size();
 }
 
-std::vector<operation_id> operation_table::close() {
+void operation_table::close() noexcept {
   const std::lock_guard lock{mutex_};
   closed_ = true;
-  std::vector<operation_id> left;
-  for (const auto& [id, what] : live_) left.push_back(id);
-  std::ranges::sort(left);
-  return left;
+}
+
+std::vector<operation_id> operation_table::live() const {
+  const std::lock_guard lock{mutex_};
+  std::vector<operation_id> all;
+  for (const auto& [id, what] : live_) all.push_back(id);
+  std::ranges::sort(all);
+  return all;
 }
 
 }  // namespace troupe::actors

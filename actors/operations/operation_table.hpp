@@ -68,9 +68,10 @@ class operation_table {
   /// Whether it is live, or has ended but its last event was not taken.
   [[nodiscard]] bool is_open(operation_id id) const;
   [[nodiscard]] std::size_t open() const;
-  /// Refuses new operations from here on. Returns the live ones, whose outcomes the caller has to
-  /// tell.
-  [[nodiscard]] std::vector<operation_id> close();
+  /// Refuses new operations from here on.
+  void close() noexcept;
+  /// The operations that have not had their outcome, oldest first.
+  [[nodiscard]] std::vector<operation_id> live() const;
 
  private:
   static constexpr std::size_t receives_kept = 4096;

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <tuple>
 #include <utility>
 
 #include <spdlog/spdlog.h>
 
 #include "troupe/actors/logging.hpp"
+#include "troupe/actors/runner/session_fence.hpp"
+#include "troupe/actors/values/value_regions.hpp"
 #include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors::operations {
@@ -16,6 +19,18 @@ namespace {
 
 /// Precision of deadlines.
 constexpr auto tick_interval = std::chrono::milliseconds{10};
+
+/// The error of an operation on a keyed value that nobody can say the end of.
+troupe::error in_doubt(troupe::error why) {
+  why.message += "; if it was a put, it is not known whether the value is stored";
+  return why;
+}
+
+troupe::error take_owed(live_session& session) {
+  auto owed = std::move(*session.owed);
+  session.owed.reset();
+  return owed;
+}
 
 }  // namespace
 
@@ -51,8 +66,10 @@ void operation_runner::on_session_unpinned(session_unpinned& last) {
   const auto found = sessions_.find(last.transfer);
   if (found == sessions_.end()) return;
   const auto operation = found->second.operation;
+  auto owed = std::move(found->second.owed);
   session_ends(last.transfer);
   unpin_value(operation);
+  if (owed) fail_value(operation, std::move(*owed));
   if (const auto src = sources_.find(operation); src != sources_.end()) {
     src->second.unpinned(last.transfer);
     release_source(operation);
@@ -152,7 +169,7 @@ void operation_runner::on_unrouted_message(unrouted_message& came) {
   } else if (const auto* forget = std::get_if<transfer_forget>(&message)) {
     forget_came(came.link, *forget);
   } else if (const auto session = sessions.find(route_of(message));
-             session != sessions.end() && session->second.link == came.link.id) {
+             session != sessions.end() && session->second.link.id == came.link.id) {
     pass_on(session->first, came.link, std::move(message));
   } else if (const auto* abort = std::get_if<transfer_abort>(&message)) {
     // The peer gave up a request that is still parked, or a hold.
@@ -318,41 +335,74 @@ void operation_runner::on_link_ended(std::uint64_t link, bool crashed) {
   drop_parked([&](const parked_request& one) { return one.link.id == link; });
   end_holds_over(link);
   for (auto& [transfer, session] : sessions_) {
-    if (session.link != link) continue;
+    if (session.link.id != link) continue;
     if (crashed) count_as_crashed(session);
     tell_session(transfer,
                  session_event{link_is_lost{
                      {errc::peer_lost, "the link to " + session.report.peer + " is gone"}}});
     if (!crashed) {
       tell_session(transfer, session_event{transfer_fenced{}});
+    } else if (session.owed) {
+      lose_value(session.operation, take_owed(session));
     } else if (value_clients_.erase(session.operation) != 0) {
       // Its client would wait for the fence.
       lose_value(session.operation,
-                 {errc::peer_lost, "the actor of the link to " + session.report.peer + " crashed"});
+                 in_doubt({errc::peer_lost,
+                           "the actor of the link to " + session.report.peer + " crashed"}));
     }
   }
 }
 
-/// A session's actor crashed by a defect of ours. Its operation fails; its blocks stay pinned, and the
-/// rest of what its bytes may touch stays in place, since nobody is left to say that nothing can
-/// touch them any more.
+/// A session's actor crashed by a defect of ours. Its operation fails. Another session fences the
+/// transfer in its place: until then its blocks stay pinned, and the rest of what its bytes may touch
+/// stays in place.
 void operation_runner::on_session_crashed(transfer_id transfer, const std::string& why) {
-  const auto crashed = sessions_.find(transfer);
-  if (crashed == sessions_.end()) return;
-  const troupe::error told{errc::internal, "the actor of the transfer crashed; see the log"};
+  const auto found = sessions_.find(transfer);
+  if (found == sessions_.end()) return;
+  auto& crashed = found->second;
   logger("operations")
-      ->error("transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned",
-              transfer.value, crashed->second.report.request, why);
+      ->error(
+          "transfer {:016x} request {}: its actor crashed ({}); its blocks stay pinned until "
+          "nothing can touch them any more",
+          transfer.value, crashed.report.request, why);
+  if (crashed.replaced) {
+    if (crashed.owed) lose_value(crashed.operation, take_owed(crashed));
+    return;
+  }
+  // A link that ended in good order has left nothing to fence; one that crashed cannot fence.
+  const bool link_crashed = crashed.crashed;
+  const bool link_ended = !watched_links_.contains(crashed.link.id);
+  count_as_crashed(crashed);
+  if (!link_ended) {
+    crashed.replaced = true;
+    crashed.actor = around_.begin_session(transfer, crashed.link,
+                                          std::make_unique<session_fence>(crashed.link, transfer));
+  }
+  fail_crashed(crashed, transfer);
+  if (link_ended && !link_crashed) {
+    session_unpinned last{transfer};
+    on_session_unpinned(last);
+  }
+}
+
+/// Fails the operation of a crashed session, at both sides.
+void operation_runner::fail_crashed(live_session& session, transfer_id transfer) {
+  const troupe::error told{errc::internal, "the actor of the transfer crashed; see the log"};
   // Without this the other side would wait until its deadline.
-  const auto link = links_.find(crashed->second.report.peer);
-  if (link != links_.end() && link->second.id == crashed->second.link) {
+  const auto link = links_.find(session.report.peer);
+  if (link != links_.end() && link->second.id == session.link.id) {
     refuse_request(link->second, transfer, told);
   }
-  count_as_crashed(crashed->second);
-  const auto operation = crashed->second.operation;
-  // Only a value's own actor knows its outcome, and who may read what is put.
+  const auto operation = session.operation;
+  // Only a value's own actor knows its outcome.
   if (value_clients_.erase(operation) != 0) {
-    lose_value(operation, told);
+    close_values(*context_);
+    if (session.lends) {
+      session.owed = in_doubt(told);  // the outcome returns the memory to the caller
+    } else {
+      value_concluded outcome{operation, event_failed{in_doubt(told)}};
+      value_outcome(outcome);
+    }
   } else if (const auto src = sources_.find(operation); src != sources_.end()) {
     if (src->second.concluded) return;
     leases_.leave(operation, transfer, around_.now());

@@ -91,13 +91,16 @@ struct source_hold {
 struct live_session {
   operation_id operation;  ///< 0: none, it serves a peer's request for a keyed value of ours
   session_actor actor;
-  std::uint64_t link{0};  ///< `link_handle::id`
+  link_handle link;
   transfer_report report;
   time_point deadline;
   bool served{false};   ///< serves a peer's request, and counts in `served_count_`
-  bool crashed{false};  ///< this actor or its link's crashed: nobody is left to end it
+  bool crashed{false};  ///< this actor or its link's crashed
   time_point started{};
   std::shared_ptr<const void> touched{};  ///< `session::touched`
+  bool replaced{false};                   ///< by a `session_fence`
+  bool lends{false};                      ///< a put whose bytes the peer may read where they are
+  std::optional<troupe::error> owed{};    ///< of a put: its outcome, to be told behind the fence
 };
 
 /// The operations that wait for the link with one peer. Kept until the node has answered, even when
@@ -159,6 +162,7 @@ class operation_runner {
   void parked_too_long(transfer_id transfer);
   void deadline_passed(timer what, std::uint64_t id);
   void count_as_crashed(live_session& session);
+  void fail_crashed(live_session& session, transfer_id transfer);
 
   // -- shared (runner_sessions.cpp)
 
@@ -175,8 +179,8 @@ class operation_runner {
                       const link_handle& link, transfer_report report, time_point deadline,
                       std::shared_ptr<const void> touched = {});
   void session_ends(transfer_id transfer);
-  /// Counts live sessions for the heartbeats. Crashed ones keep their pins and never end, so they
-  /// do not count.
+  /// Counts live sessions for the heartbeats. Crashed ones do not count: their operations have failed,
+  /// and they may keep their pins for ever.
   void count_sessions();
   void tell_session(transfer_id transfer, session_event event);
   /// Passes on a message whose session its link does not know: it came right behind the message
@@ -316,8 +320,8 @@ class operation_runner {
   void start_client(waiting_value value, const link_handle& link);
   /// Fails a value's operation that has no client, or whose client is not waited for.
   void fail_value(operation_id operation, troupe::error why);
-  /// Fails a value's operation whose actor, or whose link's actor, crashed: how it ended is
-  /// unknown.
+  /// Fails a value's operation whose link's actor crashed: how it ended is unknown, and whether the
+  /// peer still reads what is put.
   void lose_value(operation_id operation, troupe::error why);
   /// Unpins the blocks that the operation puts: nobody can read them any more.
   void unpin_value(operation_id operation);

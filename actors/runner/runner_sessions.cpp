@@ -64,9 +64,9 @@ void operation_runner::session_begins(operation_id operation, transfer_id transf
   if (deadline != no_deadline) deadlines_.emplace(deadline, timer::session, transfer.value);
   const bool served = operation == operation_id{} || sources_.contains(operation);
   if (served) ++served_count_;
-  sessions_.emplace(transfer,
-                    live_session{operation, std::move(actor), link.id, std::move(report), deadline,
-                                 served, false, around_.now(), std::move(touched)});
+  sessions_.emplace(
+      transfer, live_session{operation, std::move(actor), link, std::move(report), deadline, served,
+                             false, around_.now(), std::move(touched)});
   count_sessions();
 }
 

@@ -145,7 +145,7 @@ void operation_runner::start_sender(operation_id operation, const link_handle& l
   auto& src = sources_.at(operation);
   const auto transfer = request.transfer;
   if (const auto live = sessions_.find(transfer); live != sessions_.end()) {
-    if (live->second.link == link.id) {
+    if (live->second.link.id == link.id) {
       pass_on(transfer, link, std::move(request));
     } else {
       refuse_request(link, transfer, id_is_taken());

@@ -44,9 +44,7 @@ void operation_runner::fail_value(operation_id operation, troupe::error why) {
 void operation_runner::lose_value(operation_id operation, troupe::error why) {
   value_pins_.erase(operation);  // a peer may be able to read them for ever
   close_values(*context_);
-  why.message +=
-      "; if it was a put, it is not known whether the value is stored, nor whether the peer still "
-      "reads it";
+  why.message += ", nor whether the peer still reads it";
   fail_value(operation, std::move(why));
 }
 
@@ -66,6 +64,7 @@ void operation_runner::start_client(waiting_value value, const link_handle& link
   const auto transfer = new_transfer();
   auto report = report_of(value.order.key, link, "value", "asked");
   const bool copies = must_copy(value.order, link);
+  const bool lends = !copies && is_lent(value.order);
   auto made = std::make_unique<value_client>(
       value_client_options{context_, link, transfer, std::move(value.order)});
   auto touched = made->touched();
@@ -75,6 +74,7 @@ void operation_runner::start_client(waiting_value value, const link_handle& link
   value_clients_.emplace(operation, transfer);
   session_begins(operation, transfer, std::move(client), link, std::move(report), value.deadline,
                  std::move(touched));
+  sessions_.at(transfer).lends = lends;
 }
 
 void operation_runner::copy_here(start_value& order) {

@@ -13,6 +13,7 @@
 #include <caf/actor_cast.hpp>
 #include <caf/execution_unit.hpp>
 #include <caf/fwd.hpp>
+#include <caf/mailbox_element.hpp>
 #include <caf/message_id.hpp>
 
 namespace troupe::actors {
@@ -91,5 +92,29 @@ void tell(const Handle& receiver, Ts&&... xs) {
         caf::make_message_id(), nullptr, inline_executor::active(), std::forward<Ts>(xs)...);
   }
 }
+
+/// A message that has its memory before it is sent: for news that must not be lost when memory runs
+/// out.
+template <class Message>
+class ready_message {
+ public:
+  explicit ready_message(Message message)
+      : element_{
+            caf::make_mailbox_element(nullptr, caf::make_message_id(), {}, std::move(message))} {}
+
+  /// To be changed before it is sent.
+  [[nodiscard]] Message& content() {
+    return element_->content().template get_mutable_as<Message>(0);
+  }
+  /// Sends it like `tell`, once.
+  template <class Handle>
+  void tell_to(const Handle& receiver) {
+    caf::actor_cast<caf::abstract_actor*>(receiver)->enqueue(std::move(element_),
+                                                             inline_executor::active());
+  }
+
+ private:
+  caf::mailbox_element_ptr element_;
+};
 
 }  // namespace troupe::actors

@@ -15,6 +15,7 @@
 #include <caf/io/middleman.hpp>
 #include <caf/send.hpp>
 
+#include "troupe/actors/runtime/crash.hpp"
 #include "troupe/actors/runtime/network_dialler.hpp"
 #include "troupe/actors/runtime/network_stream.hpp"
 
@@ -32,6 +33,11 @@ constexpr milliseconds last_words{200};
 using registered_atom = caf::atom_constant<caf::atom("TroupeNet")>;
 using broker_atom = caf::atom_constant<caf::atom("BASP")>;  // CAF's own name for it
 
+/// CAF's only interface to connections: looked up by its name, as CAF's own modules do.
+caf::actor broker_of(caf::actor_system& system) {
+  return system.middleman().named_broker<caf::io::basp_broker>(broker_atom::value);
+}
+
 }  // namespace
 
 /// Between the door's thread and CAF: lets nothing through once it is shut. Callbacks of the door
@@ -39,9 +45,7 @@ using broker_atom = caf::atom_constant<caf::atom("BASP")>;  // CAF's own name fo
 class network::gate : public std::enable_shared_from_this<gate> {
  public:
   gate(caf::actor_system& system, door_options options)
-      : system_{&system},
-        // CAF's only interface to connections: looked up by its name, as CAF's own modules do.
-        broker_{system.middleman().named_broker<caf::io::basp_broker>(broker_atom::value)} {
+      : system_{&system}, broker_{broker_of(system)} {
     auto made = door::create(std::move(options));
     if (made) {
       door_ = std::move(*made);
@@ -168,6 +172,10 @@ class network::gate : public std::enable_shared_from_this<gate> {
 
 network_actor network_of(caf::actor_system& system) {
   return caf::actor_cast<network_actor>(system.registry().get(registered_atom::value));
+}
+
+void on_network_crash(caf::actor_system& system, std::function<void()> then) {
+  on_crash(caf::actor_cast<caf::strong_actor_ptr>(broker_of(system)), std::move(then));
 }
 
 network::network(caf::actor_system& system, door_options options)

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -61,6 +62,10 @@ using network_actor = caf::typed_actor<
 
 /// The network actor of `system`; null before the host has made it, and after its end. Thread-safe.
 [[nodiscard]] network_actor network_of(caf::actor_system& system);
+
+/// Calls `then` when the part of CAF crashes that speaks over connections, on that thread: no message
+/// reaches another process from then on, nor comes from one.
+void on_network_crash(caf::actor_system& system, std::function<void()> then);
 
 /// Asks for the actor at host:port from inside an actor. The reply is a `reached`; leaves no timer
 /// behind.

@@ -5,11 +5,13 @@
 
 #include <caf/sec.hpp>
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
 #include "troupe/actors/base/phrases.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/messages/types.hpp"
+#include "troupe/actors/runtime/crash.hpp"
 #include "troupe/actors/runtime/system.hpp"
 #include "troupe/kvcache/or_undo.hpp"
 #include "troupe/transport/os_error.hpp"
@@ -39,6 +41,11 @@ constexpr milliseconds next_look{100};
 
 void answer(dialler_state::asker& asker, troupe::error why) {
   asker.answer(reached{std::move(why), nullptr});
+}
+
+void answer_that_it_crashed(dialler_state::asker& asker) {
+  answer(asker, {errc::internal,
+                 "the network of this process has crashed, which its log says; start it again"});
 }
 
 void answer(const self_pointer& self, dialler_state::asker& asker,
@@ -230,6 +237,10 @@ void take(self_pointer self, const dialled& outcome) {
 
 void connect(self_pointer self, dialler_state::asker asker, dialler_state::endpoint to) {
   auto& st = self->state;
+  if (!st.broker) {
+    answer_that_it_crashed(asker);
+    return;
+  }
   if (const auto it = st.known.find(to); it != st.known.end()) {
     answer(self, asker, to, it->second);
     return;
@@ -250,6 +261,23 @@ void connect(self_pointer self, dialler_state::asker asker, dialler_state::endpo
   auto rested = std::move(attempt);
   st.attempts.erase(running);
   begin(self, std::move(rested));
+}
+
+/// CAF's broker is gone: nothing can be reached any more.
+void end_network(self_pointer self, const caf::error& why) {
+  auto& st = self->state;
+  st.broker = nullptr;
+  st.known.clear();
+  auto attempts = std::exchange(st.attempts, {});
+  if (crashed(why)) {
+    logger("network")->error(
+        "internal: CAF's broker crashed ({}): no message leaves this process any more, nor comes",
+        self->system().render(why));
+  }
+  for (auto& [number, attempt] : attempts) {
+    cut(attempt);
+    for (auto& asker : attempt.askers) answer_that_it_crashed(asker);
+  }
 }
 
 }  // namespace
@@ -278,7 +306,12 @@ network_actor::behavior_type network_dialler(self_pointer self, caf::actor broke
   self->state.broker = std::move(broker);
   self->state.streams = std::move(streams);
   self->state.dial = std::move(dial);
+  self->monitor(self->state.broker);
   self->set_down_handler([self](const caf::down_msg& down) {
+    if (self->state.broker && down.source == self->state.broker.address()) {
+      with_what_memory_there_is(self, [&] { end_network(self, down.reason); });
+      return;
+    }
     std::erase_if(self->state.known, [&down](const auto& entry) {
       return caf::actor_cast<caf::actor_addr>(entry.second.actor) == down.source;
     });

@@ -93,7 +93,7 @@ struct dialler_state {
   };
 
   dial_function dial;
-  caf::actor broker;  ///< CAF's own broker, which speaks over connections
+  caf::actor broker;  ///< CAF's own broker, which speaks over connections; null: it has ended
   std::shared_ptr<open_streams> streams;
   std::map<std::uint64_t, attempt> attempts;
   std::map<endpoint, known_actor> known;

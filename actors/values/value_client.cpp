@@ -335,9 +335,13 @@ void value_client::on_deadline_reached() {
 }
 
 bool must_copy(const start_value& order, const link_handle& link) {
-  const bool callers = order.pinned.empty() && !order.copy;
   const bool reaches_in = link.backend == "shm" || link.backend == "xgmi";
-  return order.verb == value_verb::put && order.value.size() > max_inline && callers && reaches_in;
+  return reaches_in && is_lent(order);
+}
+
+bool is_lent(const start_value& order) {
+  const bool callers = order.pinned.empty() && !order.copy;
+  return order.verb == value_verb::put && order.value.size() > max_inline && callers;
 }
 
 decltype(value_concluded::outcome) value_here(node_context& context, const start_value& order) {

@@ -123,6 +123,9 @@ class value_client final : public session {
 /// Whether the value of a put is the caller's, and the peer would reach into our memory for it. The
 /// `value_client` then copies the value as soon as it runs.
 [[nodiscard]] bool must_copy(const start_value& order, const link_handle& link);
+/// Whether the value of a put is the caller's memory, which the peer reads unless it gets a copy: the
+/// value does not fit into a frame, and no pins keep it.
+[[nodiscard]] bool is_lent(const start_value& order);
 
 /// Runs one of the four operations on this node's own store, at once.
 [[nodiscard]] decltype(value_concluded::outcome) value_here(node_context& context,

@@ -22,6 +22,7 @@
 #include "troupe/actors/leased_name.hpp"
 #include "troupe/actors/logging.hpp"
 #include "troupe/actors/runtime/crash.hpp"
+#include "troupe/actors/runtime/network.hpp"
 #include "troupe/actors/runtime/room_to_start.hpp"
 #include "troupe/actors/runtime/system.hpp"
 #include "troupe/actors/supervisor/supervisor.hpp"
@@ -153,6 +154,7 @@ result<void> run_supervisor(const config::deployment& deployment, const node_sta
   tell.say({announcement::kind::listening, at.host, *port});
   const auto over = std::make_shared<std::atomic<bool>>(false);
   actors::on_crash(caf::actor_cast<caf::strong_actor_ptr>(supervisor), [over] { *over = true; });
+  actors::on_network_crash(host.system(), [over] { *over = true; });
   const auto ended = supervise(start, *over, idle, signals);
   expect_the_end(signals, ended ? *ended : why_ends::by_itself);
   if (!ended) return fail(ended.error());

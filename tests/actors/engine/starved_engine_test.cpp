@@ -1,4 +1,5 @@
-// A call of the engine that finds no memory has changed nothing, or what it began ends once.
+// A call of the engine that finds no memory has changed nothing, or what it began ends once. So does
+// whatever is live when the node ends.
 
 #include <functional>
 #include <new>
@@ -6,6 +7,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "troupe/actors/node/node_end.hpp"
 
 #include "allocations.hpp"
 #include "cluster_fixture.hpp"
@@ -130,6 +133,47 @@ TEST_F(starved_engine, ends_once_what_it_begins_and_could_not_carry_out) {
     (void)node->abort(*begun, {});  // if it goes on
     const auto end = node->wait(*begun, std::chrono::milliseconds{wait_limit});
     ASSERT_TRUE(end) << "it has no outcome";
+  }
+}
+
+TEST_F(starved_engine, that_stops_ends_what_is_live) {
+  bool had_enough = false;
+  for (std::size_t made = 0; !had_enough; ++made) {
+    SCOPED_TRACE(made);
+    start("prefill-0");
+    send_spec spec;
+    spec.request = request;
+    spec.blocks = node->allocate_blocks(1).value().blocks;
+    const auto send = node->send(std::move(spec));
+    ASSERT_TRUE(send) << to_string(send.error());
+    allocations.left = made;
+    node->stop();
+    had_enough = *allocations.left > 0;
+    allocations.left.reset();
+    const auto end = node->wait(*send, std::chrono::milliseconds{wait_limit});
+    ASSERT_TRUE(end) << "it has no outcome";
+    ASSERT_FALSE(*end);
+    EXPECT_EQ(end->error().code, errc::aborted) << to_string(end->error());
+  }
+}
+
+TEST(starved_node, that_ends_fails_what_is_live_and_who_waits_to_be_registered) {
+  bool had_enough = false;
+  for (std::size_t made = 0; !had_enough; ++made) {
+    SCOPED_TRACE(made);
+    actors::node_context context{{}};
+    const auto operation = context.operations.begin({}).value();
+    allocations.left = made;
+    actors::end_node(context, "the operation runner, or whatever else, crashed");
+    had_enough = *allocations.left > 0;
+    allocations.left.reset();
+    const auto why = context.registration.wait({});
+    ASSERT_TRUE(why);
+    EXPECT_EQ(why->code, errc::internal);
+    const auto told = context.events.wait(std::chrono::milliseconds{wait_limit}, 16);
+    ASSERT_EQ(told.size(), 1u) << "it has no outcome";
+    EXPECT_EQ(told.front().operation, operation);
+    EXPECT_EQ(std::get<event_failed>(told.front().what).why.code, errc::internal);
   }
 }
 

@@ -4,6 +4,8 @@
 
 #include <future>
 
+#include <caf/io/basp_broker.hpp>
+#include <caf/io/middleman.hpp>
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
 
@@ -77,6 +79,25 @@ TEST_F(essential_actor, that_crashes_wakes_who_waits_for_the_end_of_an_operation
   const auto told = second.get();
   ASSERT_TRUE(told && !*told) << "nobody is left to unpin its blocks";
   EXPECT_THAT(told->error().message, HasSubstr("the operation runner crashed"));
+}
+
+TEST_F(essential_actor, of_caf_that_crashes_ends_the_node_and_whoever_asks_for_a_peer_is_told) {
+  watch_network(context, host.system());
+  const auto live = context->operations.begin({});
+  ASSERT_TRUE(live);
+  caf::anon_send_exit(
+      host.system().middleman().named_broker<caf::io::basp_broker>(caf::atom("BASP")), planted);
+  const auto told = context->events.wait(wait_limit, 1);
+  ASSERT_EQ(told.size(), 1u) << "it has no outcome";
+  const auto* failed = std::get_if<event_failed>(&told.front().what);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_THAT(failed->why.message, HasSubstr("the network of this process crashed"));
+  EXPECT_EQ(context->registration.wait(0ms)->code, errc::internal);
+  // CAF tells the network's own actor at about the same time.
+  EXPECT_TRUE(comes_true([&] {
+    const auto found = host.connect<node_actor>("127.0.0.1", 1, wait_limit);
+    return !found && found.error().message.find("has crashed") != std::string::npos;
+  }));
 }
 
 TEST_F(essential_actor, that_is_told_to_end_is_no_crash) {
@@ -191,7 +212,8 @@ TEST_F(node_with_crashing_links,
 
 // -- sessions
 
-/// A link that records the sessions that work over it and the messages that it is to send.
+/// A link that records the sessions that work over it and the messages that it is to send. Nothing
+/// moves over it, so that every fence holds at once.
 link_actor::behavior_type overheard(link_actor::pointer, inbox_ptr<session_actor> sessions,
                                     inbox_ptr<session_message> said) {
   return {
@@ -199,6 +221,10 @@ link_actor::behavior_type overheard(link_actor::pointer, inbox_ptr<session_actor
         if (const auto* who = std::get_if<attach_session>(&command.what))
           sessions->put(who->session);
         if (const auto* words = std::get_if<say>(&command.what)) said->put(words->message);
+        if (std::holds_alternative<fence_now>(command.what)) {
+          caf::anon_send(sessions->at(sessions->size() - 1).value(),
+                         session_event{transfer_fenced{}});
+        }
       },
       [](link_event&) {},
       [](const link_request&) { return link_reply{}; },
@@ -259,6 +285,11 @@ TEST_F(session, that_crashes_fails_its_operation_and_both_sides_are_told) {
   ASSERT_NE(abort, nullptr);
   EXPECT_EQ(abort->code, errc::internal);
   expect_none_is_waited_for();
+  EXPECT_TRUE(comes_true([&] {
+    const auto report =
+        ask<transfer_reports>(host.system(), runner, "the runner", wait_limit, report_atom::value);
+    return report && report->transfers.empty();
+  })) << "it was fenced, and what it held is held for ever";
 }
 
 TEST_F(session, is_waited_for_no_more_when_its_link_has_crashed) {

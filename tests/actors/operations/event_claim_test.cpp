@@ -200,8 +200,8 @@ TEST_F(claims, end_with_the_reason_when_the_queue_closes_and_what_is_there_is_no
   unpin(whole);
   std::thread closes{[&] {
     std::this_thread::sleep_for(2ms);
-    queue.close({errc::internal, "it crashed"});
-    queue.close({errc::aborted, "the node was stopped"});
+    queue.close({errc::internal, "it crashed"}, {errc::internal, "it crashed and left it pinned"});
+    queue.close({errc::aborted, "the node was stopped"}, {errc::aborted, "the node was stopped"});
   }};
   claim->wait_until(steady::now() + 10min);
   closes.join();
@@ -209,7 +209,7 @@ TEST_F(claims, end_with_the_reason_when_the_queue_closes_and_what_is_there_is_no
   const auto told = claim->take();
   ASSERT_TRUE(told);
   ASSERT_FALSE(*told);
-  EXPECT_EQ(told->error().message, "it crashed");
+  EXPECT_EQ(told->error().message, "it crashed and left it pinned");
   claim = nullptr;
   const auto later = queue.claim_events(whole).value();
   EXPECT_TRUE(later->is_over());

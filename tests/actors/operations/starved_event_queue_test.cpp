@@ -2,7 +2,9 @@
 
 #include <limits>
 #include <memory>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -125,6 +127,104 @@ TEST_F(starved_events, that_a_thread_gives_back_need_no_memory) {
     troupe::testing::allocations.left.reset();
   }
   EXPECT_EQ(take_all().size(), ids.size());
+}
+
+TEST(starved_queue, that_closes_gives_every_live_operation_its_outcome_once_there_is_memory) {
+  for (std::size_t made = 0;; ++made) {
+    SCOPED_TRACE(made);
+    operation_table operations{16};
+    event_queue queue{operations};
+    std::vector<operation_id> ids;
+    for (int i = 0; i < 3; ++i) ids.push_back(operations.begin({}).value());
+    const auto mine = queue.claim_events(ids[1]).value();
+    troupe::error failure{errc::internal, std::string(100, 'f')};
+    troupe::error unending{errc::internal, std::string(100, 'u')};
+    troupe::testing::allocations.left = made;
+    queue.close(std::move(failure), std::move(unending));
+    const bool had_enough = *troupe::testing::allocations.left > 0;
+    troupe::testing::allocations.left.reset();
+
+    EXPECT_TRUE(mine->is_over());
+    EXPECT_FALSE(queue.empty()) << "nobody would ask for them";
+    std::vector<event> told;
+    troupe::testing::starve([&] { told = mine->take().value().value(); }, [] {});
+    for (auto& e : queue.take(everything)) told.push_back(std::move(e));
+    ASSERT_EQ(told.size(), ids.size());
+    for (const auto& e : told) {
+      const auto* failed = std::get_if<event_failed>(&e.what);
+      ASSERT_NE(failed, nullptr);
+      EXPECT_EQ(failed->why.message, std::string(100, 'f'));
+    }
+    EXPECT_EQ(operations.open(), 0u);
+    EXPECT_TRUE(queue.empty());
+    if (had_enough) return;
+  }
+}
+
+/// What a watch tells about `lists`, the last of which finds no memory after `made` allocations, and
+/// comes again.
+std::vector<std::string> told_of(const std::vector<membership>& lists, std::size_t made,
+                                 bool& had_enough) {
+  member_watch watch{"self"};
+  std::vector<std::string> told;
+  const auto pop_all = [&] {
+    while (watch.size() != 0) {
+      event_member next;
+      troupe::testing::starve([&] { next = watch.pop(); }, [] {});
+      told.push_back(next.node + " " + std::to_string(next.incarnation) + " " +
+                     std::string{to_string(next.state)} + " " + next.reason);
+    }
+  };
+  for (std::size_t i = 0; i + 1 < lists.size(); ++i) {
+    watch.see(lists[i]);
+    pop_all();
+  }
+  had_enough = true;
+  troupe::testing::allocations.left = made;
+  try {
+    watch.see(lists.back());
+  } catch (const std::bad_alloc&) {
+    had_enough = false;
+  }
+  troupe::testing::allocations.left.reset();
+  if (!had_enough) {
+    pop_all();
+    watch.see(lists.back());
+  }
+  pop_all();
+  return told;
+}
+
+TEST(starved_watch, tells_each_change_once_when_a_list_that_found_no_memory_comes_again) {
+  const auto shown = [](char name, std::uint64_t life, node_state state) {
+    member one;
+    one.node.name = std::string(100, name);
+    one.node.incarnation = life;
+    one.node.labels = {{"zone", std::string(100, 'z')}};
+    one.state = static_cast<std::uint8_t>(state);
+    one.reason = std::string(100, 'r');
+    return one;
+  };
+  const membership before{"demo",
+                          1,
+                          1,
+                          {shown('b', 1, node_state::up), shown('c', 2, node_state::up),
+                           shown('d', 3, node_state::up)}};
+  // `a` is new, `b` is another life, `c` is lost, `d` is forgotten.
+  const membership after{"demo",
+                         1,
+                         2,
+                         {shown('a', 4, node_state::up), shown('b', 5, node_state::up),
+                          shown('c', 2, node_state::down)}};
+  bool had_enough = true;
+  const auto expected =
+      told_of({before, after}, std::numeric_limits<std::size_t>::max(), had_enough);
+  EXPECT_EQ(expected.size(), 8u);
+  had_enough = false;
+  for (std::size_t made = 0; !had_enough; ++made) {
+    SCOPED_TRACE(made);
+    EXPECT_EQ(told_of({before, after}, made, had_enough), expected);
+  }
 }
 
 TEST_F(starved_events, that_could_not_be_merged_all_wait) {

@@ -1,6 +1,7 @@
 #include "engine_node.hpp"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -26,6 +27,8 @@ class engine_node::running_session final : public session_surroundings,
     });
   }
   [[nodiscard]] std::uint64_t link() const noexcept { return link_; }
+  [[nodiscard]] std::string_view name() const { return session_->name(); }
+  void crash() { finished_ = true; }
 
   // -- session_surroundings
 
@@ -118,6 +121,20 @@ void engine_node::hear_of_session(const end_ptr& from, transfer_id transfer, ses
 void engine_node::link_ended(std::uint64_t link) {
   if (watched_.erase(link) == 0) return;
   put([link](auto& runner) { runner.on_link_ended(link, false); });
+}
+
+/// The session that fences for a crashed one is spared: what that one held would be held for ever.
+bool engine_node::crash_a_session(dice& chance) {
+  std::vector<transfer_id> may_crash;
+  for (const auto& [transfer, session] : sessions_) {
+    if (session->name() != "session_fence") may_crash.push_back(transfer);
+  }
+  if (may_crash.empty()) return false;
+  const auto transfer = may_crash[chance.next() % may_crash.size()];
+  world_.said(*this, std::to_string(transfer.value) + " crashes here");
+  sessions_.extract(transfer).mapped()->crash();
+  put([transfer](auto& runner) { runner.on_session_crashed(transfer, "planted"); });
+  return true;
 }
 
 // -- the pool, as its manager's actor serves it

@@ -21,6 +21,7 @@ using link_simulation::microseconds;
 using link_simulation::milliseconds;
 using link_simulation::moment;
 using link_simulation::wire_world;
+using simulation::dice;
 
 class engine_node;
 
@@ -57,6 +58,8 @@ class engine_node final : public link_simulation::node,
   void hear(runner_event event);
   void hear_of_session(const end_ptr& from, transfer_id transfer, session_event event);
   void link_ended(std::uint64_t link);
+  /// The actor of one of its sessions crashes. Returns false if it has none.
+  bool crash_a_session(dice& chance);
   /// Runs it in this process after a pause.
   void here(microseconds after, std::function<void()> what);
   [[nodiscard]] node_world& world() noexcept { return world_; }

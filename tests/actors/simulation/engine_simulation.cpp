@@ -166,6 +166,7 @@ class world final : public link_simulation::faulty_nodes, public node_world {
                std::uint32_t seal_at);
   void ask(const request_ptr& of, std::size_t which);
   void maybe_abort(std::size_t which, operation_id what);
+  void maybe_crash(std::size_t which);
   [[nodiscard]] bool has(const request_ptr& of, std::size_t which) const;
   [[nodiscard]] std::vector<std::string> names_of(side role) const;
   [[nodiscard]] life& life_of(const engine_node& of) { return lives_[number_of(of)]; }
@@ -567,7 +568,9 @@ void world::send(const request_ptr& of, std::size_t which, std::uint32_t attempt
   const auto send = here.engine->send(of->id, attempt, tokens, std::move(terms), chance_.one_in(5));
   if (!send) return;
   compute(of, here.node, *send, seal_at);
-  if (!of->trial) maybe_abort(which, *send);
+  if (of->trial) return;
+  maybe_abort(which, *send);
+  maybe_crash(which);
 }
 
 void world::compute(const request_ptr& of, const engine_node_ptr& at, operation_id send,
@@ -623,6 +626,7 @@ void world::ask(const request_ptr& of, std::size_t which) {
   }
   if (of->trial) return;
   if (made) maybe_abort(which, *made);
+  maybe_crash(which);
   // A rank that fails alone, or has no room, asks again.
   if (last.tries++ >= 3) return;
   soon(which, milliseconds{made ? 1500 : 500}, [this, of, which] {
@@ -637,6 +641,14 @@ void world::maybe_abort(std::size_t which, operation_id what) {
       [this, which, of = lives_[which].node, what] {
         if (lives_[which].node == of) lives_[which].engine->abort(what);
       });
+}
+
+/// A session of the node crashes while it works for what has just begun, or for something else.
+void world::maybe_crash(std::size_t which) {
+  if (!chance_.one_in(50)) return;
+  lives_[which].node->here(
+      wires_.between(microseconds{0}, milliseconds{chance_.one_in(2) ? 50U : 500U}),
+      [this, of = lives_[which].node] { told_.crashed += of->crash_a_session(chance_) ? 1 : 0; });
 }
 
 void world::look_around() {

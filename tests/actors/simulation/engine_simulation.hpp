@@ -28,6 +28,7 @@ struct report : link_simulation::fault_report {
   engine_totals engines;
   std::uint64_t requests{0}, rebuilt{0}, parked{0};
   std::uint64_t refused{0};                       ///< batches that came after a fence
+  std::uint64_t crashed{0};                       ///< sessions
   std::array<std::uint32_t, 2> ranks{};           ///< by side
   std::map<std::string, std::uint64_t> values{};  ///< how operations on them ended, and what else
 };

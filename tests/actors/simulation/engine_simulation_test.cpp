@@ -45,6 +45,7 @@ void add(report& sum, const report& one) {
   sum.rebuilt += one.rebuilt;
   sum.parked += one.parked;
   sum.refused += one.refused;
+  sum.crashed += one.crashed;
 }
 
 TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_them_fails) {
@@ -59,7 +60,8 @@ TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_t
             << " aborted, " << engines.lapsed << " leases lapsed, " << engines.words << " words, "
             << engines.in_line << " in line, " << engines.again << " again, " << sum.parked
             << " seen parked, " << sum.rebuilt << " ends made again, " << sum.refused
-            << " batches refused by a fence; with several ranks: " << engines.from_two
+            << " batches refused by a fence, " << sum.crashed
+            << " sessions crashed; with several ranks: " << engines.from_two
             << " received from two, " << engines.from_parts << " of them from parts, "
             << engines.for_two << " sources done by two, " << engines.once_more
             << " of them after a failure, " << engines.held_by_two << " held for both, "
@@ -81,6 +83,7 @@ TEST_F(engines_under_virtual_time, keep_every_invariant_while_everything_below_t
   EXPECT_GT(sum.parked, wanted);
   EXPECT_GT(sum.rebuilt, wanted);
   EXPECT_GT(sum.refused, 0U);
+  EXPECT_GT(sum.crashed, wanted);
   EXPECT_GT(engines.from_two, wanted);
   EXPECT_GT(engines.from_parts, 0U);
   EXPECT_GT(engines.for_two, wanted);
@@ -105,7 +108,9 @@ TEST_F(engines_under_virtual_time, run_the_same_way_again_from_the_same_seed) {
 }
 
 TEST_F(engines_under_virtual_time, are_cut_down_to_what_breaks_an_invariant) {
-  troupe::testing::expect_runs_shrink<options, report>(whole(), {}, 3, [](const report& r) {
+  options of;
+  of.seed = 2;
+  troupe::testing::expect_runs_shrink<options, report>(whole(), of, 3, [](const report& r) {
     return r.faults.contains("a process dies") && r.rebuilt > 0 && r.engines.aborted > 2;
   });
 }

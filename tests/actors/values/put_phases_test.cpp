@@ -34,6 +34,7 @@ class put_phases : public listened_runner {
 class putting : public put_phases {
  protected:
   operation_id operation;
+  std::vector<block_id> pinned;  ///< what the next put takes the value from; empty: from no blocks
   session_actor session;
 
   void put() { put(link.peer, bytes); }
@@ -45,6 +46,7 @@ class putting : public put_phases {
     order.verb = value_verb::put;
     order.key = "k";
     order.value = value;
+    order.pinned = pinned;
     caf::anon_send(runner, engine_command{std::move(order)});
   }
   /// A put whose bytes the peer confirms, up to and including the commit.
@@ -213,6 +215,42 @@ TEST_F(putting_large, whose_actor_crashes_leaves_its_copy_to_the_peer_that_may_s
   put();
   EXPECT_TRUE(std::ranges::equal(granted(1), bytes));
   EXPECT_TRUE(std::ranges::equal(granted(0), given)) << "its room was given to the next put";
+}
+
+TEST_F(putting_large, over_a_wire_whose_actor_crashes_has_its_outcome_behind_the_fence) {
+  context->settings.default_deadline = 10 * troupe::testing::wait_limit;
+  meet("tcp");
+  put();
+  ASSERT_EQ(granted(0).data(), bytes.data());
+  caf::anon_send_exit(heard->sessions.at(0).value(), planted);
+  ASSERT_TRUE(said<transfer_abort>(1)) << "the store was not told";
+  const auto fencing = heard->sessions.at(1);
+  ASSERT_TRUE(fencing) << "nobody fences it";
+  EXPECT_TRUE(context->events.wait(100ms, 1).empty()) << "the peer may still read it";
+  caf::anon_send(*fencing, session_event{transfer_fenced{}});
+  const auto why = failure();
+  EXPECT_EQ(why.code, errc::internal);
+  EXPECT_THAT(why.message, HasSubstr("it is not known whether the value is stored"));
+}
+
+TEST_F(putting_large, from_blocks_whose_actor_crashes_leaves_them_pinned_until_the_fence) {
+  context->settings.default_deadline = 10 * troupe::testing::wait_limit;
+  context->pool = std::make_unique<cache_pool>(4);
+  const auto given = context->pool->allocate(1).value();
+  pinned = given.blocks;
+  ASSERT_TRUE(context->pool->pin(pinned));
+  ASSERT_TRUE(context->pool->free(given.owner, given.blocks));
+  meet("tcp");
+  put();
+  ASSERT_EQ(granted(0).data(), bytes.data());
+  caf::anon_send_exit(heard->sessions.at(0).value(), planted);
+  EXPECT_EQ(failure().code, errc::internal) << "the pins keep the memory, so it is told at once";
+  EXPECT_EQ(context->pool->counters().free, 3u) << "the peer may still read it";
+  const auto fencing = heard->sessions.at(1);
+  ASSERT_TRUE(fencing) << "nobody fences it";
+  caf::anon_send(*fencing, session_event{transfer_fenced{}});
+  EXPECT_TRUE(comes_true([&] { return context->pool->counters().free == 4; }))
+      << "nothing reads it any more";
 }
 
 // -- when the node has stopped
@@ -480,12 +518,19 @@ class crashing : public storing {
   static constexpr std::uint64_t large = 700'000;
 
   void crash(std::size_t session) {
+    heard->fences = false;
     caf::anon_send_exit(heard->sessions.at(session).value(), planted);
   }
   /// Whether the runner has noticed, and the peer was told with message `word`.
   bool peer_is_told(std::size_t word) { return said<transfer_abort>(word).has_value(); }
-  void expect_room_is_taken() {
+  /// Fences the one session that crashed.
+  void expect_room_is_taken_until_the_fence() {
     EXPECT_FALSE(context->values->reserve("next", large, {})) << "bytes may still move there";
+    const auto fencing = heard->sessions.at(1);
+    ASSERT_TRUE(fencing) << "nobody fences it";
+    caf::anon_send(*fencing, session_event{transfer_fenced{}});
+    EXPECT_TRUE(comes_true([&] { return context->values->reserve("next", large, {}).has_value(); }))
+        << "nothing moves there any more";
   }
 };
 
@@ -495,7 +540,7 @@ TEST_F(crashing, store_that_reads_a_put_keeps_the_room_that_the_bytes_may_still_
   ASSERT_TRUE(heard->batches.at(0));
   crash(0);
   ASSERT_TRUE(peer_is_told(0));
-  expect_room_is_taken();
+  expect_room_is_taken_until_the_fence();
 }
 
 TEST_F(crashing, store_that_lends_a_value_keeps_it_where_the_peer_may_still_read_it) {
@@ -506,7 +551,7 @@ TEST_F(crashing, store_that_lends_a_value_keeps_it_where_the_peer_may_still_read
   crash(0);
   ASSERT_TRUE(peer_is_told(1));
   ASSERT_TRUE(context->values->remove("k"));
-  expect_room_is_taken();
+  expect_room_is_taken_until_the_fence();
 }
 
 TEST_F(crashing, reader_keeps_the_room_that_the_bytes_may_still_land_in) {
@@ -526,7 +571,7 @@ TEST_F(crashing, reader_keeps_the_room_that_the_bytes_may_still_land_in) {
   ASSERT_TRUE(heard->batches.at(0));
   crash(0);
   ASSERT_TRUE(peer_is_told(1));
-  expect_room_is_taken();
+  expect_room_is_taken_until_the_fence();
 }
 
 }  // namespace
