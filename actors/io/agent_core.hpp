@@ -448,7 +448,7 @@ class agent_core final : public agent {
 
   // -- notices
   void tell_of_notices();
-  void put_in_inbox(notice what);  ///< under the lock
+  void put_in_inbox(remote_agent& from, notice what);  ///< under the lock
   [[nodiscard]] bool inbox_takes(std::size_t bytes) const noexcept;
   void drop_notes_of_those_that_left();  ///< under the lock
   [[nodiscard]] result<void> look_for_room(lock_type& lock, const peer_ptr& who, std::size_t bytes);
