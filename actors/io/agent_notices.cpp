@@ -7,6 +7,7 @@
 
 #include "troupe/io/agent_core.hpp"
 #include "troupe/kvcache/or_error.hpp"
+#include "troupe/kvcache/or_undo.hpp"
 
 // Notices, the accounting of unread ones, and events.
 
@@ -188,12 +189,12 @@ void agent_core::put_own_note(remote_agent& self, std::span<const std::byte> byt
 }
 
 void agent_core::put_in_inbox(remote_agent& from, notice what) {
-  const auto size = what.bytes.size();
-  inbox_.push_back(std::move(what));  // first: memory may run out
-  inbox_bytes_ += size;
+  const auto bytes = what.bytes.size();
+  inbox_.push_back(std::move(what));
+  or_undo([this] { tell_of_notices(); }, [this] { inbox_.pop_back(); });
+  inbox_bytes_ += bytes;
   ++from.received.notices;
-  from.received.bytes += size;
-  tell_of_notices();
+  from.received.bytes += bytes;
 }
 
 bool agent_core::inbox_takes(std::size_t bytes) const noexcept {
@@ -253,7 +254,8 @@ void agent_core::on_note(std::uint64_t link, const peer_ptr& from,
 }
 
 void agent_core::tell_of_notices() {
-  if (!std::exchange(notices_told_, true)) put_event({.what = event_kind::notices_wait});
+  if (!notices_told_) put_event({.what = event_kind::notices_wait});
+  notices_told_ = true;
   wake_waiters();
 }
 
@@ -268,10 +270,11 @@ std::vector<notice> agent_core::take_notices(std::size_t max) {
   std::vector<peer_ptr> tell;
   {
     const lock_type lock{mutex_};
-    // No notice is lost, or counted twice, when memory runs out.
-    some.reserve(std::min(max, inbox_.size()));
-    tell.reserve(std::min(some.capacity(), peers_.size()));
-    while (!inbox_.empty() && some.size() < max) {
+    const auto count = std::min(max, inbox_.size());
+    some.reserve(count);
+    tell.reserve(std::min(count, peers_.size()));
+    // Nothing is allocated from here on: a call that finds no memory has taken no notice.
+    while (some.size() < count) {
       auto& next = inbox_.front();
       if (const auto at = peers_.find(next.life.value); at != peers_.end()) {
         const auto& from = at->second;
@@ -286,7 +289,10 @@ std::vector<notice> agent_core::take_notices(std::size_t max) {
     if (inbox_.empty()) notices_told_ = false;
     std::erase_if(tell, [this](const auto& who) { return !counts_are_due(*who); });
   }
-  for (const auto& who : tell) send_counts(who, 0);
+  for (const auto& who : tell) {
+    // A peer that is not told asks when its room is used up.
+    static_cast<void>(or_error("a count is told", [&] { send_counts(who, 0); }));
+  }
   return some;
 }
 
@@ -303,10 +309,11 @@ void agent_core::send_counts(const peer_ptr& who, std::uint64_t answers) {
   const auto wire = wire_of(who->guest_link);
   if (!wire) return;
   const taken said{.received = who->received, .taken = who->taken, .answers = answers};
+  const auto frame = encode_frame(said);
   who->told_taken = who->taken;
   lock.unlock();
   // A link that does not take the frame is about to end, and the next greeting carries the count.
-  static_cast<void>(wire->send_soon(encode_frame(said)));
+  static_cast<void>(wire->send_soon(frame));
 }
 
 // -- events
@@ -338,7 +345,16 @@ void agent_core::calm_event_fd() {
 std::vector<event> agent_core::take(std::size_t max) {
   std::vector<event> some;
   const lock_type lock{mutex_};
-  while (!events_.empty() && some.size() < max) {
+  const auto count = std::min(max, events_.size());
+  some.reserve(count);
+  auto each = events_.begin();
+  for (std::size_t i = 0; i < count; ++i, ++each) {
+    if (each->what != event_kind::peer_lost) continue;
+    if (const auto at = peers_.find(each->who.value); at != peers_.end())
+      each->why = at->second->last_error;
+  }
+  // Nothing is allocated from here on: a call that finds no memory has taken no event.
+  while (some.size() < count) {
     auto next = std::move(events_.front());
     events_.pop_front();
     if (next.what == event_kind::transfer_ended) {
@@ -346,10 +362,8 @@ std::vector<event> agent_core::take(std::size_t max) {
       if (at != transfers_.end()) at->second->end_event.reset();
     }
     if (next.what == event_kind::peer_lost) {
-      if (const auto at = peers_.find(next.who.value); at != peers_.end()) {
-        next.why = at->second->last_error;
-        at->second->loss_event.reset();
-      }
+      const auto at = peers_.find(next.who.value);
+      if (at != peers_.end()) at->second->loss_event.reset();
     }
     if (next.what == event_kind::notices_lost) {
       const auto at = peers_.find(next.who.value);

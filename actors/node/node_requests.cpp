@@ -7,6 +7,8 @@
 #include "troupe/actors/base/message_fields.hpp"
 #include "troupe/actors/node/node_core.hpp"
 #include "troupe/actors/runtime/inline_executor.hpp"
+#include "troupe/kvcache/or_error.hpp"
+#include "troupe/kvcache/or_undo.hpp"
 
 namespace troupe::actors::nodes {
 
@@ -17,12 +19,21 @@ namespace {
 class call_answer {
  public:
   call_answer(caf::actor_addr node, std::uint64_t id) : node_{std::move(node)}, id_{id} {}
-  ~call_answer() { give(fail(errc::aborted, "the engine dropped the call")); }
+  ~call_answer() {
+    (void)or_error("a call is answered",
+                   [this] { give(fail(errc::aborted, "the engine dropped the call")); });
+  }
   call_answer(const call_answer&) = delete;
   call_answer& operator=(const call_answer&) = delete;
 
+  /// The first answer counts. One that finds no memory is none: another may follow.
   void give(result<std::vector<std::uint8_t>> answer) {
     if (given_.exchange(true)) return;
+    or_undo([&] { send(std::move(answer)); }, [this] { given_ = false; });
+  }
+
+ private:
+  void send(result<std::vector<std::uint8_t>> answer) const {
     call_reply reply;
     if (!answer) {
       reply.failed = static_cast<std::uint8_t>(answer.error().code);
@@ -39,7 +50,6 @@ class call_answer {
          node_command{call_answered{id_, std::move(reply)}});
   }
 
- private:
   caf::actor_addr node_;
   std::uint64_t id_;
   std::atomic<bool> given_{false};

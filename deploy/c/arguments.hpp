@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -136,6 +137,19 @@ class filled_array {
   std::size_t size_, capacity_;
   std::size_t count_{0};
 };
+
+/// Calls `add_next`, which adds one struct and returns whether there was one, until there is none or
+/// the array is full. If memory runs out, the array keeps the structs that it has; `std::bad_alloc`
+/// passes only if it has none.
+template <class Struct, class AddNext>
+void fill(filled_array<Struct>& to, AddNext add_next) {
+  try {
+    while (to.room() != 0 && add_next()) {
+    }
+  } catch (const std::bad_alloc&) {
+    if (to.count() == 0) throw;
+  }
+}
 
 /// A text that is neither NULL nor empty.
 [[nodiscard]] result<std::string> text(const char* given, std::string_view name);

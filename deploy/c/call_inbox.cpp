@@ -99,7 +99,7 @@ std::vector<waiting_call> call_inbox::take(std::size_t max) {
 }
 
 result<void> call_inbox::reply(std::uint64_t id, result<std::vector<std::uint8_t>> answer) {
-  answer_call to;
+  open_calls::node_type one;
   {
     const std::lock_guard lock{mutex_};
     const auto found = open_.find(id);
@@ -108,10 +108,13 @@ result<void> call_inbox::reply(std::uint64_t id, result<std::vector<std::uint8_t
       why.append(std::to_string(id)).append(" to answer, or it was answered");
       return fail(errc::not_found, std::move(why));
     }
-    to = std::move(found->second.answer);
-    open_.erase(found);
+    one = open_.extract(found);
   }
-  to(std::move(answer));
+  or_undo([&] { one.mapped().answer(std::move(answer)); },
+          [&] {
+            const std::lock_guard lock{mutex_};
+            if (!closed_) open_.insert(std::move(one));
+          });
   return {};
 }
 

@@ -37,7 +37,8 @@ class call_inbox {
 
   void put(call incoming);
   [[nodiscard]] std::vector<waiting_call> take(std::size_t max);
-  /// `not_found` if there is no such call, or it was answered.
+  /// `not_found` if there is no such call, or it was answered. If memory runs out, the call stays
+  /// open.
   [[nodiscard]] result<void> reply(std::uint64_t id, result<std::vector<std::uint8_t>> answer);
   /// Refuses further calls; open calls are answered with `aborted`.
   void close();

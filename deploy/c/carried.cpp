@@ -1,5 +1,7 @@
+#include <memory>
 #include <optional>
 #include <stop_token>
+#include <utility>
 
 #include "troupe/deploy/c/cluster_handle.hpp"
 #include "troupe/deploy/c/placements.hpp"
@@ -143,10 +145,12 @@ troupe_status troupe_cluster_carry(troupe_cluster* cluster, const troupe_carried
     if (!what) return fail(what.error());
     const auto stopped = given->stop ? given->stop->source.get_token() : std::stop_token{};
     const std::stop_callback pass_on{stopped, [&] { calls.stop(); }};
+    auto room = std::make_unique<troupe_carried>();  // before the request, whose outcome comes once
     auto ended = core.carrier->carry(*what);
     if (calls.failure()) return fail(*calls.failure());
     if (!ended) return fail(ended.error());
-    *outcome = new troupe_carried{std::move(*ended)};
+    room->outcome = std::move(*ended);
+    *outcome = room.release();
     return {};
   });
 }

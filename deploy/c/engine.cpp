@@ -149,6 +149,7 @@ result<std::shared_ptr<engine_core>> start(const troupe_engine_options& given) {
 
   auto core = std::make_shared<engine_core>();
   core->polling = options->polling;
+  core->watching = options->watch;
   if ((given.flags & TROUPE_CALLS) != 0) {
     auto inbox = call_inbox::make();
     if (!inbox) return fail(inbox.error());

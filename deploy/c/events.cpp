@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <memory>
+#include <utility>
 
 #include <poll.h>
 
@@ -13,6 +15,15 @@ namespace troupe::c {
 namespace {
 
 using core_pointer = std::shared_ptr<engine_core>;
+using detail_pointer = std::unique_ptr<troupe_detail>;
+
+/// A detail with room for the variable part of any event. Made before an event is taken: a call
+/// that finds no memory then has not lost the event.
+detail_pointer make_detail(const engine_core& core) {
+  auto made = std::make_unique<troupe_detail>();
+  if (core.watching) made->labels_seen.reserve(actors::max_labels);
+  return made;
+}
 
 /// Clamped to a field of an event.
 template <class Number>
@@ -20,13 +31,14 @@ uint32_t at_most_32_bits(Number value) {
   return static_cast<uint32_t>(std::clamp<Number>(value, 0, std::numeric_limits<uint32_t>::max()));
 }
 
-/// Converts an event for C.
+/// Converts an event for C. Takes `spare` if the event has a variable part.
 struct event_writer {
   troupe_event& out;
   const core_pointer& core;
+  detail_pointer& spare;
 
-  troupe_detail& detail() const {
-    if (!out.detail) out.detail = new troupe_detail;
+  troupe_detail& detail() const noexcept {
+    if (!out.detail) out.detail = spare.release();
     return *out.detail;
   }
   void operator()(event_allocated& what) const {
@@ -80,19 +92,26 @@ struct event_writer {
     texts.stage = std::move(what.stage);
     texts.reason = std::move(what.reason);
     texts.labels = std::move(what.labels);
-    texts.labels_seen = labels_of(texts.labels);
+    add_labels(texts.labels, texts.labels_seen);
   }
   void operator()(event_placed& what) const {
     out.kind = TROUPE_EVENT_PLACED;
-    detail().where = std::make_unique<actors::placement>(std::move(what.where));
+    detail().where = std::move(what.where);
   }
 };
 
-troupe_event event_of(waiting_call& incoming) {
+troupe_event event_of(event& came, const core_pointer& core, detail_pointer& spare) {
+  troupe_event out{};
+  out.operation = came.operation.value;
+  std::visit(event_writer{out, core, spare}, came.what);
+  return out;
+}
+
+troupe_event event_of(waiting_call& incoming, detail_pointer& spare) noexcept {
   troupe_event out{};
   out.kind = TROUPE_EVENT_CALL;
   out.u.call.id = incoming.id;
-  out.detail = new troupe_detail;
+  out.detail = spare.release();
   out.detail->method = std::move(incoming.method);
   out.detail->payload = std::move(incoming.payload);
   return out;
@@ -100,19 +119,30 @@ troupe_event event_of(waiting_call& incoming) {
 
 using event_array = filled_array<troupe_event>;
 
-void add_events(std::vector<event> events, const core_pointer& core, event_array& to) {
-  for (auto& each : events) {
-    troupe_event out{};
-    out.operation = each.operation.value;
-    std::visit(event_writer{out, core}, each.what);
-    to.add(out);
-  }
+void take_at_once(const core_pointer& core, event_array& to) {
+  detail_pointer spare;
+  fill(to, [&] {
+    if (!spare) spare = make_detail(*core);
+    if (core->calls) {
+      for (auto& incoming : core->calls->take(1)) {
+        to.add(event_of(incoming, spare));
+        return true;
+      }
+    }
+    for (auto& came : core->node->take(1)) {
+      to.add(event_of(came, core, spare));
+      return true;
+    }
+    return false;
+  });
 }
 
-void take_at_once(const core_pointer& core, event_array& to) {
-  if (core->calls)
-    for (auto& incoming : core->calls->take(to.room())) to.add(event_of(incoming));
-  if (to.room() != 0) add_events(core->node->take(to.room()), core, to);
+/// For engines that take no calls.
+void take_after_waiting(const core_pointer& core, std::chrono::milliseconds timeout,
+                        event_array& to) {
+  auto spare = make_detail(*core);
+  for (auto& came : core->node->wait(timeout, 1)) to.add(event_of(came, core, spare));
+  if (to.count() != 0) take_at_once(core, to);
 }
 
 /// For engines that take calls as events, too: waits for the descriptor of both.
@@ -139,7 +169,8 @@ uint32_t kind_of(const outcome& what) noexcept {
   return TROUPE_EVENT_DONE;
 }
 
-troupe_outcome outcome_of(outcome& what, const core_pointer& core) {
+/// Takes `detail` if the outcome has a variable part.
+troupe_outcome outcome_of(outcome& what, const core_pointer& core, detail_pointer detail) noexcept {
   troupe_outcome out{};
   out.kind = kind_of(what);
   out.bytes = what.bytes;
@@ -153,15 +184,13 @@ troupe_outcome outcome_of(outcome& what, const core_pointer& core) {
   out.segments = what.how.segments;
   what.how.backend.copy(static_cast<char*>(out.backend), sizeof out.backend - 1);
   if (out.kind == TROUPE_EVENT_DONE && what.aux.empty() && what.blocks.blocks.empty()) return out;
-  auto detail = std::make_unique<troupe_detail>();
   detail->aux = std::move(what.aux);
   detail->blocks = std::move(what.blocks);
   if (out.kind == TROUPE_EVENT_VALUE) {
     detail->keeper = core;
     detail->view = std::move(what.value);
   }
-  if (out.kind == TROUPE_EVENT_PLACED)
-    detail->where = std::make_unique<actors::placement>(std::move(what.where));
+  if (out.kind == TROUPE_EVENT_PLACED) detail->where = std::move(what.where);
   out.detail = detail.release();
   return out;
 }
@@ -195,7 +224,7 @@ troupe_status troupe_engine_take(troupe_engine* engine, troupe_event* events, si
     } else if (core.calls) {
       take_either(shared, milliseconds(timeout_ms), to);
     } else {
-      add_events(core.node->wait(milliseconds(timeout_ms), capacity), shared, to);
+      take_after_waiting(shared, milliseconds(timeout_ms), to);
     }
     *count = to.count();
     return {};
@@ -209,13 +238,14 @@ troupe_status troupe_engine_wait(troupe_engine* engine, troupe_operation operati
       on_engine(engine, [&](engine_core& core, const core_pointer& shared) -> result<void> {
         if (outcome)
           if (auto out = writable(outcome, "outcome"); !out) return out;
+        auto detail = outcome ? make_detail(core) : nullptr;
         const operation_id id{operation};
         auto came = timeout_ms == UINT64_MAX ? std::optional{core.node->wait(id)}
                                              : core.node->wait(id, milliseconds(timeout_ms));
         ended = came.has_value();
         if (!ended) return {};
         if (!*came) return fail(std::move(*came).error());
-        if (outcome) write(outcome_of(**came, shared), outcome);
+        if (outcome) write(outcome_of(**came, shared, std::move(detail)), outcome);
         return {};
       });
   return ended ? status

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@ struct engine_core {
   std::unique_ptr<call_inbox> calls;  ///< null: calls of frontends are refused
   std::unique_ptr<engine> node;
   bool polling{false};
+  bool watching{false};
   int events{-1};  ///< an epoll descriptor over events and calls; -1 without calls
 
   engine_core() = default;
@@ -64,7 +66,7 @@ struct troupe_detail {
   std::vector<troupe::actors::node_label> labels;
   std::vector<troupe_label> labels_seen;  ///< `labels` as C sees them
   troupe::kvcache::allocation blocks;
-  std::unique_ptr<troupe::actors::placement> where;
+  std::optional<troupe::actors::placement> where;
 };
 
 namespace troupe::c {

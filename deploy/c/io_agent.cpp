@@ -63,6 +63,7 @@ result<std::vector<transport::backend_kind>> backends_of(const troupe_io_options
 result<io::agent_options> agent_options_of(const troupe_io_options& given) {
   if (auto flags = known_flags(given.flags, TROUPE_POLLING, "options.flags"); !flags)
     return fail(flags.error());
+  if (given.reserved != 0) return bad_argument("`options.reserved` is not 0");
   io::agent_options out;
   auto name = text(given.name, "options.name");
   if (!name) return fail(name.error());
@@ -87,6 +88,7 @@ result<io::agent_options> agent_options_of(const troupe_io_options& given) {
   if (given.lanes != 0) out.lanes = given.lanes;
   if (given.peer_silence_ms != 0) out.peer_silence = milliseconds(given.peer_silence_ms);
   if (given.connect_timeout_ms != 0) out.connect_timeout = milliseconds(given.connect_timeout_ms);
+  if (given.grant_timeout_ms != 0) out.grant_timeout = milliseconds(given.grant_timeout_ms);
   if (given.max_peers != 0) out.max_peers = given.max_peers;
   if (given.max_transfers != 0) out.max_transfers = given.max_transfers;
   if (given.max_notices != 0) out.max_notices = given.max_notices;
@@ -134,6 +136,7 @@ nlohmann::json to_json(const io::agent_report& report) {
           {"transfers", report.transfers},
           {"active", report.active},
           {"events", report.events},
+          {"notices_dropped", report.notices_dropped},
           {"backends", std::move(backends)},
           {"peers", std::move(peers)}};
 }

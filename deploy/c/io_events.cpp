@@ -1,5 +1,10 @@
+#include <array>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <thread>
+#include <type_traits>
+#include <utility>
 
 #include <poll.h>
 
@@ -11,16 +16,33 @@ namespace troupe::c {
 
 namespace {
 
-/// The bytes and the sender's name share one allocation, which begins at `bytes`.
-troupe_io_notice notice_for_c(const io::notice& came) {
-  std::vector<std::byte> both{came.bytes};
-  const auto* name = reinterpret_cast<const std::byte*>(came.from.data());
-  both.insert(both.end(), name, name + came.from.size());
-  const auto* kept = static_cast<const char*>(copy_for_c(both.data(), both.size()));
-  return {came.life.value, kept + came.bytes.size(), kept, came.bytes.size()};
+/// Owns what a notice for C points to; `troupe_io_notice::from` is the address of one. Made before
+/// the notice is taken: a call that finds no memory then has not lost the notice.
+struct kept_notice {
+  std::array<char, 257> from{};  // the longest name of an agent, NUL-terminated
+  std::vector<std::byte> bytes;
+};
+static_assert(std::is_standard_layout_v<kept_notice>);
+
+troupe_io_notice notice_for_c(io::notice came, std::unique_ptr<kept_notice> keeper) noexcept {
+  auto& kept = *keeper.release();
+  came.from.copy(kept.from.data(), kept.from.size() - 1);
+  kept.bytes = std::move(came.bytes);
+  // Not NULL, even if there are none.
+  const void* first = kept.bytes.empty() ? static_cast<void*>(kept.from.data()) : kept.bytes.data();
+  return {came.life.value, kept.from.data(), first, kept.bytes.size()};
 }
 
-troupe_io_event event_for_c(const io::event& what) {
+/// Without memory for the sentence the event has only its code.
+char* sentence_for_c(const std::string& sentence) noexcept {
+  try {
+    return copy_for_c(sentence);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+troupe_io_event event_for_c(const io::event& what) noexcept {
   troupe_io_event out{};
   switch (what.what) {
     case io::event_kind::transfer_ended: out.kind = TROUPE_IO_TRANSFER_ENDED; break;
@@ -32,7 +54,7 @@ troupe_io_event event_for_c(const io::event& what) {
   out.peer = what.who.value;
   if (what.why) {
     out.code = code_of(what.why->code);
-    out.reason = copy_for_c(what.why->message);
+    out.reason = sentence_for_c(what.why->message);
   }
   return out;
 }
@@ -60,9 +82,16 @@ troupe_status troupe_io_take_notices(troupe_io_agent* agent, troupe_io_notice* n
     if (auto out = present(count, "count"); !out) return out;
     auto to = array_of(notices, notice_size, capacity, "notice");
     if (!to) return fail(to.error());
+    std::unique_ptr<kept_notice> keeper;
     const auto came = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {
       static_cast<void>(self.wait_for_notices(step));
-      for (const auto& one : self.take_notices(to->room())) to->add(notice_for_c(one));
+      fill(*to, [&] {
+        if (!keeper) keeper = std::make_unique<kept_notice>();
+        auto next = self.take_notices(1);
+        if (next.empty()) return false;
+        to->add(notice_for_c(std::move(next.front()), std::move(keeper)));
+        return true;
+      });
       return to->count() != 0;
     });
     if (!came) return fail(came.error());
@@ -76,7 +105,7 @@ void troupe_io_notices_free(troupe_io_notice* notices, size_t notice_size, size_
   auto* at = reinterpret_cast<std::byte*>(notices);
   for (size_t i = 0; i < count; ++i, at += notice_size) {
     auto* each = reinterpret_cast<troupe_io_notice*>(at);
-    std::free(const_cast<void*>(each->bytes));
+    delete reinterpret_cast<const kept_notice*>(each->from);
     each->bytes = nullptr;
     each->from = nullptr;
     each->byte_count = 0;
@@ -98,7 +127,12 @@ troupe_status troupe_io_take(troupe_io_agent* agent, troupe_io_event* events, si
     auto to = array_of(events, event_size, capacity, "event");
     if (!to) return fail(to.error());
     const auto take = [&] {
-      for (const auto& one : self.take(to->room())) to->add(event_for_c(one));
+      fill(*to, [&] {
+        const auto next = self.take(1);
+        if (next.empty()) return false;
+        to->add(event_for_c(next.front()));
+        return true;
+      });
       return to->count() != 0;
     };
     const auto came = wait_in_steps(*agent, milliseconds(timeout_ms), [&](auto step) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,10 @@ struct troupe_io_agent {
 };
 
 namespace troupe::c {
+
+template <>
+inline constexpr std::uint32_t first_size<troupe_io_options> = offsetof(troupe_io_options,
+                                                                        grant_timeout_ms);
 
 [[nodiscard]] inline unexpected agent_was_closed() {
   return fail(errc::aborted, "the agent was closed; create another one");

@@ -32,10 +32,14 @@ result<actors::placement_request> placement_request_of(const troupe_placement_re
   return out;
 }
 
+void add_labels(const std::vector<actors::node_label>& labels, std::vector<troupe_label>& out) {
+  for (const auto& label : labels) out.push_back({label.key.c_str(), label.value.c_str()});
+}
+
 std::vector<troupe_label> labels_of(const std::vector<actors::node_label>& labels) {
   std::vector<troupe_label> out;
   out.reserve(labels.size());
-  for (const auto& label : labels) out.push_back({label.key.c_str(), label.value.c_str()});
+  add_labels(labels, out);
   return out;
 }
 

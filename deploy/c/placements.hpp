@@ -14,6 +14,8 @@ namespace troupe::c {
 
 /// Labels as C sees them. Their texts belong to `labels`.
 [[nodiscard]] std::vector<troupe_label> labels_of(const std::vector<actors::node_label>& labels);
+/// The same, added to `out`.
+void add_labels(const std::vector<actors::node_label>& labels, std::vector<troupe_label>& out);
 /// The labels of a node. Their texts belong to `node`.
 [[nodiscard]] std::vector<troupe_label> labels_of(const actors::node_info& node);
 /// A node as C sees it. Its texts belong to `node`, its labels are `labels`.

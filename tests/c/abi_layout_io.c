@@ -50,6 +50,8 @@ void print_io_layout(void) {
   FIELD(troupe_io_options, max_transfers);
   FIELD(troupe_io_options, max_notices);
   FIELD(troupe_io_options, max_notice_bytes);
+  FIELD(troupe_io_options, grant_timeout_ms);
+  FIELD(troupe_io_options, reserved);
   STRUCT(troupe_io_remote_memory);
   FIELD(troupe_io_remote_memory, number);
   FIELD(troupe_io_remote_memory, address);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -89,6 +90,24 @@ TEST(call_inbox, loses_no_call_that_could_not_be_taken) {
   testing::starve([&] { taken += inbox->take(5).size(); },
                   [&] { EXPECT_TRUE(is_readable(*inbox)); });
   EXPECT_EQ(taken, 5U);
+}
+
+TEST(call_inbox, keeps_a_call_open_whose_answer_found_no_memory) {
+  const auto inbox = call_inbox::make().value();
+  int answered = 0;
+  bool starves = true;
+  inbox->put(
+      {"method", {}, clock::time_point::max(), [&](result<std::vector<std::uint8_t>> answer) {
+         if (starves) throw std::bad_alloc{};
+         if (answer && answer->size() == 3) ++answered;
+       }});
+  const auto id = inbox->take(1).at(0).id;
+  EXPECT_THROW((void)inbox->reply(id, std::vector<std::uint8_t>(3)), std::bad_alloc);
+  EXPECT_EQ(answered, 0);
+  starves = false;
+  EXPECT_TRUE(inbox->reply(id, std::vector<std::uint8_t>(3)));
+  EXPECT_EQ(answered, 1);
+  EXPECT_EQ(inbox->reply(id, std::vector<std::uint8_t>(3)).error().code, errc::not_found);
 }
 
 }  // namespace

@@ -198,6 +198,7 @@ TEST_F(c_agents, memory_of_the_agent_is_had_described_and_taken_back) {
   char* json = nullptr;
   ASSERT_DONE(troupe_io_report(a.get(), &json));
   EXPECT_THAT(std::string{json}, HasSubstr("\"name\": \"b\""));
+  EXPECT_THAT(std::string{json}, HasSubstr("\"notices_dropped\": 0"));
   troupe_free(json);
   ASSERT_DONE(troupe_io_remove_peer(a.get(), b_of_a));
   EXPECT_REFUSED(troupe_io_notify(a.get(), b_of_a, "x", 1), TROUPE_NOT_FOUND, "peer");
@@ -256,6 +257,42 @@ TEST_F(c_agents, one_call_that_waited_long_enough_says_how_it_stands) {
   ASSERT_DONE(troupe_io_cancel(a.get(), sent));
   ASSERT_DONE(troupe_io_finish(a.get(), sent, long_enough, &status));
   EXPECT_EQ(status.state, static_cast<std::uint32_t>(TROUPE_IO_CANCELLED));
+}
+
+TEST_F(c_agents, a_peer_that_answers_no_question_for_its_memory_is_given_up_after_grant_timeout) {
+  auto options = agent_options("hurried");
+  options.grant_timeout_ms = 50;
+  troupe_io_agent* hurried = nullptr;
+  ASSERT_DONE(troupe_io_agent_create(&options, &hurried));
+  own_agent mute{"mute", TROUPE_POLLING};
+  void* bytes = nullptr;
+  std::size_t size = 0;
+  troupe_io_peer peer = 0;
+  troupe_io_memory own = 0;
+  troupe_io_plan over = 0;
+  ASSERT_DONE(troupe_io_describe(mute.get(), nullptr, 0, &bytes, &size));
+  ASSERT_DONE(troupe_io_add_peer(hurried, bytes, size, &peer));
+  troupe_free(bytes);
+  ASSERT_DONE(troupe_io_allocate(hurried, 4096, "own", all_rights, &own));
+  ASSERT_DONE(troupe_io_session(hurried, own, peer, mute.kv, &over));
+  std::atomic<bool> linked{false};
+  std::thread greets{[&] {
+    EXPECT_EQ(troupe_io_connect(hurried, peer, long_enough, nullptr), TROUPE_OK)
+        << troupe_last_error();
+    linked = true;
+  }};
+  while (!linked) ASSERT_DONE(troupe_io_poll(mute.get(), nullptr));
+  greets.join();
+  // From here on nobody drives the peer.
+  const troupe_io_segment some{0, 0, 8, 0, 0, 0, 0};
+  troupe_io_transfer sent = 0;
+  ASSERT_DONE(troupe_io_move(hurried, TROUPE_IO_WRITE, over, &some, 1, nullptr, 0, 0, &sent));
+  troupe_io_status status{};
+  status.size = sizeof status;
+  ASSERT_DONE(troupe_io_finish(hurried, sent, long_enough, &status));
+  EXPECT_EQ(status.code, TROUPE_PEER_UNREACHABLE);
+  EXPECT_THAT(static_cast<const char*>(status.reason), HasSubstr("50 ms (grant_timeout)"));
+  troupe_io_agent_free(hurried);
 }
 
 TEST_F(c_agents, a_wait_that_is_over_says_how_many_have_ended) {

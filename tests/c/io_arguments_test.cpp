@@ -1,5 +1,6 @@
 /// What troupe/io.h refuses, by name.
 
+#include <cstddef>
 #include <cstring>
 
 #include "own_agent.hpp"
@@ -53,7 +54,18 @@ TEST(c_io_arguments, options_that_cannot_be_accepted_are_named) {
       },
       "`options.threads`");
   refused([](auto& o) { o.lanes = 65; }, "lanes is 65");
+  refused([](auto& o) { o.reserved = 1; }, "`options.reserved` is not 0");
   EXPECT_EQ(agent, nullptr);
+}
+
+TEST(c_io_arguments, options_of_before_they_grew_mean_what_they_meant) {
+  auto options = agent_options("a");
+  options.size = offsetof(troupe_io_options, grant_timeout_ms);
+  options.grant_timeout_ms = 1;
+  options.reserved = 1;
+  troupe_io_agent* agent = nullptr;
+  ASSERT_DONE(troupe_io_agent_create(&options, &agent));
+  troupe_io_agent_free(agent);
 }
 
 TEST(c_io_arguments, every_null_and_every_number_out_of_range_is_named) {

@@ -133,5 +133,69 @@ TEST_F(starved_sender, sends_every_notice_that_it_took) {
   })) << "the last one";
 }
 
+TEST_F(starved_agent, has_a_notice_to_itself_wholly_or_not_at_all) {
+  const auto me = self->add_peer(self->describe().value()).value();
+  const auto unread = [&] { return self->report().peers.at(0).notices_unread; };
+  const std::vector<std::byte> words(100);
+  starve([&] { fed(self->notify(me, words)); },
+         [&] {
+           EXPECT_EQ(unread(), 0U);
+           EXPECT_EQ(self->report().events, 0U);
+           EXPECT_FALSE(self->wait_for_notices({}));
+         });
+  EXPECT_EQ(unread(), 1U);
+  const auto events = self->take(9);
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].what, event_kind::notices_wait);
+  EXPECT_EQ(self->take_notices(9).size(), 1U);
+  EXPECT_EQ(unread(), 0U);
+}
+
+TEST_F(starved_sender, takes_every_notice_in_a_later_call) {
+  const auto back = other->add_peer(self->describe().value()).value();
+  const std::vector<std::byte> words(100);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(other->notify(back, words));
+  ASSERT_TRUE(testing::comes_true([&] {
+    std::uint64_t unread = 0;
+    for (const auto& one : self->report().peers) unread += one.notices_unread;
+    return unread == 3;
+  }));
+  std::vector<notice> taken;
+  taken.reserve(3);
+  starve(
+      [&] {
+        for (auto& one : self->take_notices(3)) taken.push_back(std::move(one));
+      },
+      [] {});
+  ASSERT_EQ(taken.size(), 3U);
+  for (const auto& one : taken) EXPECT_EQ(one.bytes, words);
+}
+
+TEST_F(starved_sender, takes_every_event_in_a_later_call) {
+  agent_options options;
+  options.name = "an agent whose name is no short string";
+  auto leaving = agent::create(std::move(options)).value();
+  const auto memory = leaving->allocate(4096, "lent", access::read_write).value();
+  const auto who = self->add_peer(leaving->describe().value()).value();
+  const auto over = self->session(own, who, memory.value).value();
+  const std::vector<segment> some{{0, 0, 64}};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(ends(self->move(transport::direction::write, over, some, {}, {}).value()));
+  }
+  leaving.reset();
+  ASSERT_TRUE(testing::comes_true([&] { return self->report().events == 4; }));
+  std::vector<event> taken;
+  taken.reserve(4);
+  starve(
+      [&] {
+        for (auto& one : self->take(4)) taken.push_back(std::move(one));
+      },
+      [] {});
+  ASSERT_EQ(taken.size(), 4U);
+  EXPECT_EQ(taken.back().what, event_kind::peer_lost);
+  EXPECT_EQ(taken.back().who, who);
+  EXPECT_TRUE(taken.back().why);
+}
+
 }  // namespace
 }  // namespace troupe::io

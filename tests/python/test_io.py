@@ -327,6 +327,26 @@ def test_memory_of_a_gpu_needs_a_library_with_code_for_gpus(both: Both) -> None:
             both.a.register(on_gpu)
 
 
+def test_a_peer_that_answers_no_question_for_its_memory_is_given_up_after_grant_timeout() -> None:
+    with io.Agent("hurried", **PATIENT, grant_timeout=0.05) as hurried, io.Agent("mute", **PATIENT, threads=0) as mute:
+        own, lent = hurried.allocate(4096), mute.allocate(4096)
+        peer = hurried.add_peer(mute.describe())
+        with ThreadPoolExecutor(1) as pool:
+            linked = pool.submit(peer.connect, PATIENCE)
+            while not linked.done():
+                mute.poll()
+            linked.result()
+        # From here on nobody drives the peer.
+        sent = peer.session(own, lent.number).write([(0, 0, 8)])
+        with pytest.raises(troupe.TroupeError, match=r"50 ms \(grant_timeout\)") as told:
+            sent.wait(PATIENCE)
+        assert told.value.code == troupe.ErrorCode.PEER_UNREACHABLE
+
+
+def test_the_report_counts_notices_that_were_dropped(both: Both) -> None:
+    assert both.a.report()["notices_dropped"] == 0
+
+
 def test_a_polled_agent_moves_while_it_is_polled() -> None:
     agents = Both(threads=0, backends=["shm"])
     sent = agents.session.write(notice=b"x")

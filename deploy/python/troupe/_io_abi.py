@@ -29,6 +29,8 @@ class IoOptions(Structure):
         ("max_transfers", c_uint64),
         ("max_notices", c_uint64),
         ("max_notice_bytes", c_uint64),
+        ("grant_timeout_ms", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

@@ -176,6 +176,7 @@ class Agent:
         lanes: int = 0,
         peer_silence: float = 3.0,
         connect_timeout: float = 2.0,
+        grant_timeout: float = 30.0,
         max_peers: int = 0,
         max_transfers: int = 0,
         max_notices: int = 0,
@@ -194,6 +195,9 @@ class Agent:
             lanes: sockets or queue pairs of a link; 0: 4.
             peer_silence: seconds; a peer silent for this long is lost.
             connect_timeout: seconds for a greeting, and for making a link.
+            grant_timeout: seconds that a peer may leave the oldest question for its memory unanswered; after that,
+                transfers that wait for the answer fail with PEER_UNREACHABLE. A peer may register memory with a device
+                before it answers.
             max_peers, max_transfers, max_notices (unread, of one peer), max_notice_bytes (in those): bounds, beyond
                 which calls fail with OVERLOADED; 0: 4096, 65536, 65536, 16 MiB.
 
@@ -228,6 +232,7 @@ class Agent:
             lanes=_abi.number("lanes", lanes),
             peer_silence_ms=min(_abi.milliseconds("peer_silence", peer_silence, 0), 2**32 - 1),
             connect_timeout_ms=min(_abi.milliseconds("connect_timeout", connect_timeout, 0), 2**32 - 1),
+            grant_timeout_ms=min(_abi.milliseconds("grant_timeout", grant_timeout, 0), 2**32 - 1),
             max_peers=_abi.number("max_peers", max_peers, 2**64),
             max_transfers=_abi.number("max_transfers", max_transfers, 2**64),
             max_notices=_abi.number("max_notices", max_notices, 2**64),
@@ -274,8 +279,9 @@ class Agent:
         self._memory.clear()
 
     def report(self) -> dict[str, Any]:
-        """What the agent owns, which `backends` it can use (name, usable, reason) and which `peers` it knows (name,
-        backend, reason of that choice, lost)."""
+        """What the agent owns, which `backends` it can use (name, usable, reason), which `peers` it knows (name,
+        backend, reason of that choice, lost), and `notices_dropped`: unread ones of peers that had left, dropped to
+        make room."""
         said: dict[str, Any] = json.loads(self._lib.text(self._lib.io_report, self._handle))
         return said
 

@@ -70,6 +70,10 @@ typedef struct troupe_io_options {
   uint64_t max_transfers;      /* 0: 65536 */
   uint64_t max_notices;        /* unread notices of one peer; 0: 65536 */
   uint64_t max_notice_bytes;   /* in those; 0: 16 MiB */
+  /* How long a peer may leave the oldest question for its memory unanswered, which it may register
+   * with a device first; 0: 30000. */
+  uint32_t grant_timeout_ms;
+  uint32_t reserved; /* 0 */
 } troupe_io_options;
 
 /* TROUPE_INVALID_CONFIG, TROUPE_ALREADY_EXISTS (the port is taken), TROUPE_UNAUTHORIZED (a
@@ -82,8 +86,9 @@ TROUPE_API troupe_status troupe_io_agent_create(const troupe_io_options* options
 TROUPE_API troupe_status troupe_io_agent_close(troupe_io_agent* agent);
 /* Closes and frees the agent. */
 TROUPE_API void troupe_io_agent_free(troupe_io_agent* agent);
-/* What the agent owns, which backends it can use and which peers it knows, as one JSON object. Free
- * with `troupe_free`. */
+/* What the agent owns, which backends it can use and which peers it knows, as one JSON object.
+ * `notices_dropped` counts unread notices of peers that had left, dropped to make room. Free with
+ * `troupe_free`. */
 TROUPE_API troupe_status troupe_io_report(const troupe_io_agent* agent, char** json);
 
 /* -- memory */
@@ -324,7 +329,8 @@ typedef struct troupe_io_event {
   troupe_status code; /* of TROUPE_IO_PEER_LOST: why */
   troupe_io_transfer transfer; /* of TROUPE_IO_TRANSFER_ENDED */
   troupe_io_peer peer;         /* of TROUPE_IO_PEER_LOST, TROUPE_IO_NOTICES_LOST */
-  char* reason;                /* the sentence of `code`; NULL: none. `troupe_io_events_free` */
+  /* The sentence of `code`; NULL: none, or no memory for it. `troupe_io_events_free`. */
+  char* reason;
 } troupe_io_event;
 
 /* A descriptor, readable while events wait, for poll, epoll, select; level-triggered. It belongs to

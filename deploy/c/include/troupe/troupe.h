@@ -17,6 +17,8 @@
  * exits across this interface. It never calls your code, except `troupe_cluster_carry`, which does
  * so on the calling thread. Null pointers, wrong sizes and numbers out of range are refused with
  * TROUPE_INVALID_CONFIG and a sentence that names the argument; a call that fails writes no output.
+ * A call that takes events, notices or an outcome, or answers a call, and finds no memory fails
+ * with TROUPE_POOL_EXHAUSTED and changes nothing: call again.
  *
  * Sizes. A struct that begins with `size` can grow: set it to sizeof of the struct as you compiled
  * it, and every field that you do not use to 0. A newer library takes the fields that you did not
