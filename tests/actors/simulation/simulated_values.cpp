@@ -58,6 +58,7 @@ bool is_plausible(const troupe::error& why) {
                               errc::peer_lost,      errc::stale_incarnation, errc::deadline,
                               errc::aborted};
   if (why.code == errc::already_exists) return why.message.starts_with("store: ");
+  if (why.code == errc::internal) return why.message.find("crashed") != std::string::npos;
   return std::ranges::count(causes, why.code) != 0;
 }
 
