@@ -99,6 +99,7 @@ void event_queue::pay_outcomes_locked() {
     (void)conclude_locked({id, event_failed{closed_->failure}}, true);
   }
   owes_outcomes_ = false;
+  (void)show_locked();  // nobody waits in a closed queue
 }
 
 bool event_queue::show_locked() {

@@ -7,6 +7,7 @@
 
 #include "troupe/actors/base/message_fields.hpp"
 #include "troupe/actors/values/value_regions.hpp"
+#include "troupe/kvcache/or_error.hpp"
 #include "troupe/kvcache/overloaded.hpp"
 
 namespace troupe::actors {
@@ -16,7 +17,21 @@ value_client::value_client(value_client_options options)
       link_{std::move(options.link)},
       transfer_{options.transfer},
       order_{std::move(options.order)},
-      memory_{std::make_shared<touched_memory>(touched_memory{order_.copy, {}, {}, {}})} {}
+      memory_{std::make_shared<touched_memory>(context_, order_.copy)} {}
+
+void value_client::touched_memory::release() noexcept {
+  (void)or_error("", [this] {
+    if (const auto region = std::exchange(registered, std::nullopt)) {
+      (void)unregister_value(*context, *region);
+    }
+    if (const auto region = std::exchange(copy_apart, std::nullopt)) {
+      (void)context->endpoint->deregister(*region);
+    }
+  });
+  copy.reset();
+  scratch.reset();
+  former_scratch.clear();
+}
 
 void value_client::begin(session_surroundings& around) {
   around_ = &around;
@@ -93,7 +108,7 @@ result<grant_wish> value_client::grant_on_copy() {
   auto& endpoint = *context_->endpoint;
   const auto region = endpoint.allocate(value.size(), "copy for put " + order_.key);
   if (!region) return fail(region.error());
-  copy_apart_ = *region;
+  memory_->copy_apart = *region;
   const auto room = endpoint.bytes(*region);
   if (!room) return fail(room.error());
   std::ranges::copy(value, room->begin());
@@ -121,7 +136,7 @@ result<grant_wish> value_client::grant_on_value() {
     if (registered.error().code == errc::already_exists) return grant_on_copy();
     return fail(registered.error());
   }
-  registered_ = registered->region;
+  memory_->registered = registered->region;
   lent_ = !order_.copy;
   return grant_wish{
       registered->region, {{registered->offset, value.size(), 0, 1}}, transport::access::read};
@@ -250,11 +265,7 @@ void value_client::on_completion(transport::completion& done) {
 
 void value_client::on_transfer_fenced() {
   if (phase_ != phase::fencing) return;
-  if (registered_) (void)unregister_value(*context_, *registered_);
-  if (copy_apart_) (void)context_->endpoint->deregister(*copy_apart_);
-  memory_->copy.reset();
-  memory_->scratch.reset();
-  memory_->former_scratch.clear();
+  memory_->release();
   ask_link(*around_, link_, detach_session{transfer_});
   tell_outcome();
   around_->tell_runner(runner_event{session_unpinned{transfer_}});
@@ -304,7 +315,7 @@ void value_client::on_link_is_back(link_is_back& back) {
 }
 
 bool value_client::asks_with_copy(const troupe::error& why) {
-  if (phase_ != phase::asked || !wish_ || memory_->copy || copy_apart_ ||
+  if (phase_ != phase::asked || !wish_ || memory_->copy || memory_->copy_apart ||
       why.code != errc::backend_unavailable) {
     return false;
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "troupe/actors/context/node_context.hpp"
@@ -60,9 +61,19 @@ class value_client final : public session {
   using outcome_type = decltype(value_concluded::outcome);
   /// What the peer, or reads of ours, may touch until the fence.
   struct touched_memory {
-    std::shared_ptr<const std::vector<std::byte>> from_gpu;  ///< put: `start_value::copy`
-    std::optional<value_store::reservation> copy;            ///< put: a copy, while the grant lives
-    std::optional<value_store::reservation> scratch;         ///< get: the bytes
+    touched_memory(context_ptr in, std::shared_ptr<const std::vector<std::byte>> from)
+        : context{std::move(in)}, from_gpu{std::move(from)} {}
+    touched_memory(const touched_memory&) = delete;
+    touched_memory& operator=(const touched_memory&) = delete;
+    ~touched_memory() { release(); }
+    void release() noexcept;
+
+    const context_ptr context;
+    const std::shared_ptr<const std::vector<std::byte>> from_gpu;  ///< put: `start_value::copy`
+    std::optional<region_id> registered;  ///< put: the value's region, while the grant lives
+    std::optional<region_id> copy_apart;  ///< put: the copy's region if not in `copy`
+    std::optional<value_store::reservation> copy;     ///< put: a copy, while the grant lives
+    std::optional<value_store::reservation> scratch;  ///< get: the bytes
     /// Memory where reads over broken links may still land.
     std::vector<value_store::reservation> former_scratch;
   };
@@ -111,11 +122,9 @@ class value_client final : public session {
   const transfer_id transfer_;
   const start_value order_;
   phase phase_{phase::asked};
-  bool said_again_{false};  ///< `store_commit` was repeated: the first may have arrived
-  bool lent_{false};        ///< put: the grant is on the caller's memory
-  std::optional<region_id> registered_;  ///< put: the value's region, while the grant lives
-  std::optional<region_id> copy_apart_;  ///< put: the copy's region if not in `memory_`
-  std::optional<grant_wish> wish_;       ///< put: on the value or its copy
+  bool said_again_{false};          ///< `store_commit` was repeated: the first may have arrived
+  bool lent_{false};                ///< put: the grant is on the caller's memory
+  std::optional<grant_wish> wish_;  ///< put: on the value or its copy
   const std::shared_ptr<touched_memory> memory_;
   std::optional<outcome_type> outcome_;
 };

@@ -9,6 +9,7 @@
 #include <caf/send.hpp>
 #include <gmock/gmock.h>
 
+#include "troupe/actors/link/link.hpp"
 #include "troupe/actors/link/link_count.hpp"
 #include "troupe/actors/node/node_end.hpp"
 
@@ -299,6 +300,34 @@ TEST_F(session, is_waited_for_no_more_when_its_link_has_crashed) {
   caf::anon_send_exit(link, planted);
   EXPECT_EQ(context->events.wait(wait_limit, 1).size(), 1u) << "it has no outcome";
   expect_none_is_waited_for();
+}
+
+session_actor::behavior_type fenced_recorder(session_actor::pointer,
+                                             const inbox_ptr<std::string>& fenced,
+                                             const std::string& name) {
+  return {[=](session_event& event) {
+    if (std::holds_alternative<transfer_fenced>(event.what)) fenced->put(name);
+  }};
+}
+
+TEST(link_of_a_session_that_crashed, knows_the_one_in_its_place) {
+  actor_host host;
+  const auto runner = host.system().spawn(disappointed, std::make_shared<inbox<link_gone>>());
+  host.own(runner);
+  // It waits for its peer, and so has nothing to fence.
+  const auto link = host.system().spawn(
+      link_behavior, link_options{context_of("decode-0"), runner, request_of("prefill-0", 9).node,
+                                  transport::link_role::acceptor});
+  const auto fenced = std::make_shared<inbox<std::string>>();
+  for (const auto* name : {"crashed", "in its place"}) {
+    const auto session = host.system().spawn(fenced_recorder, fenced, name);
+    host.own(session);
+    caf::anon_send(link, link_command{attach_session{transfer_id{1}, session, 0}});
+  }
+  caf::anon_send(link, link_command{fence_now{transfer_id{1}}});
+  EXPECT_EQ(fenced->at(0), "in its place");
+  caf::anon_send(link, link_command{close_link{{errc::aborted, "the test is over"}}});
+  caf::anon_send(link, link_command{detach_session{transfer_id{1}}});
 }
 
 using counted_actor = caf::typed_actor<caf::reacts_to<tick_atom>>;

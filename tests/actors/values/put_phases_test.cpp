@@ -231,6 +231,7 @@ TEST_F(putting_large, over_a_wire_whose_actor_crashes_has_its_outcome_behind_the
   const auto why = failure();
   EXPECT_EQ(why.code, errc::internal);
   EXPECT_THAT(why.message, HasSubstr("it is not known whether the value is stored"));
+  EXPECT_TRUE(granted(0).empty()) << "it is still registered";
 }
 
 TEST_F(putting_large, from_blocks_whose_actor_crashes_leaves_them_pinned_until_the_fence) {
